@@ -179,8 +179,8 @@ impl<W: Process> Space<W> {
         }
     }
 
-    /// Begins the youth of a new process that has its predecessor's page table and identifier, and so its slot; false if the process
-    /// is not new.
+    /// Begins the youth of the process with these page tables if the process is new, and says whether it is. A new process can have
+    /// the page table and the identifier of one that has ended, and so the slot.
     pub(crate) fn look_for_successor(&mut self, ram: &Ram, roots: Roots) -> bool {
         let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
         let is_new = pages.are_newborn() || pages.are_few();

@@ -138,7 +138,7 @@ pub fn can_be_translated(vcpu: &Vcpu) -> bool {
     vcpu.rflags & !(IN_HOST | flags::IF | flags::FIXED) == 0
 }
 
-/// User code could be translated with look-ups: it does not go downwards, where what is checked first lies upwards.
+/// User code can be translated with look-ups. With DF set it cannot: checks of string instructions look upwards.
 pub fn can_look_up(vcpu: &Vcpu) -> bool {
     can_be_translated(vcpu) && vcpu.rflags & flags::DF == 0
 }

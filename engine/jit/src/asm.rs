@@ -157,7 +157,7 @@ impl Assembler {
         self.put(&insn.expect("mov m64, imm32"));
     }
 
-    /// Stores a constant to a slot, whatever its size, without a register.
+    /// Stores a constant of any size to a slot, without a register.
     pub fn store_constant(&mut self, slot: Slot, value: u64) {
         if let Ok(small) = i32::try_from(value as i64) {
             self.store_imm(slot, small);
@@ -247,7 +247,7 @@ impl Assembler {
         self.bytes[displacement..displacement + 4].copy_from_slice(&distance.to_le_bytes());
     }
 
-    /// Points a displacement emitted by [`Assembler::jmp`] or [`Assembler::jcc`] at an HVA.
+    /// Points a jump at an HVA. The jump is given by its displacement, as [`Assembler::jmp`] or [`Assembler::jcc`] returned it.
     pub fn bind_to(&mut self, displacement: usize, hva: u64) {
         let next = self.base + displacement as u64 + 4;
         let distance = hva.wrapping_sub(next) as i32;

@@ -267,7 +267,7 @@ impl Cache {
         Ok(host)
     }
 
-    /// Offset of the end of what the next block's links will point at, above which is what all others' do.
+    /// Offset into the cache, below which the stubs of the next block's links will lie. Above are those of all other blocks.
     fn stubs_end(&self) -> u64 {
         self.layout.cache_len - self.records.jumps.len() as u64 * MISSED_LEN
     }

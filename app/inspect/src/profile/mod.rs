@@ -1,8 +1,7 @@
 //! Where a Linux guest's time goes: its stacks, looked at many times a second.
 //!
-//! A vCPU is sampled by its own thread. The thread finds the callers of the function that is executed, and goes on. In the kernel it
-//! finds them by ORC (`orc`), in programs by frame pointers
-//! (`frame_pointers`). A sample changes nothing in the guest.
+//! A vCPU is sampled by its own thread. The thread finds the callers of the function that is executed, and goes on. Callers in the kernel are
+//! found by ORC (`orc`), those in programs by frame pointers (`frame_pointers`). A sample changes nothing in the guest.
 
 mod frame_pointers;
 mod orc;

@@ -1,4 +1,5 @@
-//! Checks of what a program accesses, where protection keys shut memory to programs: its translation runs with the keys open.
+//! Checks that a translated program accesses no memory but the program's own. Protection keys shut other memory to programs that run
+//! directly, and are open where translations run.
 //!
 //! Accesses that are looked up ([`super::lookup`]) lead to the program's own pages only. Any other access is checked first: no region of
 //! the kernel's or the wedge's is there, and what is read is mapped as the program has it. A check changes nothing, so what follows
@@ -8,7 +9,8 @@ use super::{
     Emitter,
     lookup::{is_addressed, is_bit_string},
     memory::bytes_read,
-    string::{Pointers, pointers},
+    string::{MOST, PAGE, Pointers, is_repeated, pointers},
+    vectors::loads_vectors,
 };
 use crate::{
     asm::{plus, slot, spill, sum},
@@ -18,9 +20,6 @@ use crate::{
 use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, OpKind, Register};
 use wedge_abi::BlockExit;
 
-const PAGE: u64 = 4096;
-/// log2 of the elements of a repeated instruction whose pages are looked at one by one.
-const MANY: u32 = 24;
 /// Put aside while a check is made, in the spill slots of their order.
 const USED: [Register; 4] = [Register::RCX, Register::RDX, Register::RBX, Register::R8];
 /// Zero if all is well.
@@ -29,7 +28,7 @@ const ADDRESS: Register = USED[1];
 const TABLE: Register = USED[2];
 const OTHER: Register = USED[3];
 
-/// A check whose refusal is still to be emitted.
+/// A check of an access. The code for an access that is refused is still to be emitted.
 pub(crate) struct Refusal {
     /// Displacement of the jump to the refusal.
     displacement: usize,
@@ -63,6 +62,7 @@ impl Emitter<'_> {
                 self.check_touch(insn, Touch { at: None, reads: bytes_read(insn).unwrap_or(0) });
             }
             Rule::String => return self.check_string(insn),
+            // What opens protection keys must not be in translated code.
             Rule::MoveVectors if !loads_vectors(insn) => {
                 self.check_touch(insn, Touch { at: None, reads: 0 });
             }
@@ -91,7 +91,7 @@ impl Emitter<'_> {
             let reads = insn.memory_size().size();
             self.check_touch(insn, Touch { reads, ..Touch::write(plus(Register::RSI, 0)) });
         }
-        if source && (insn.has_rep_prefix() || insn.has_repne_prefix()) {
+        if source && is_repeated(insn) {
             self.check_pages(insn);
         }
         if destination {
@@ -144,17 +144,12 @@ impl Emitter<'_> {
         let nothing = self.asm.jmp(self.stubs.exit);
         self.asm.bind_short(some);
         // So many that looking would take too long are not looked at.
-        self.asm.mov_imm(ADDRESS, MANY.into());
+        self.asm.mov_imm(ADDRESS, MOST.trailing_zeros().into());
         self.asm.op3(Code::VEX_Shrx_r64_rm64_r64, ODD, ODD, ADDRESS);
         self.refuse_odd(insn);
         self.asm.load(ODD, spill(0));
         // left := pages beyond the first.
-        self.asm.mov_imm(ADDRESS, PAGE - 1);
-        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, left, Register::RSI, ADDRESS);
-        let width = insn.memory_size().size() as u32;
-        let last =
-            MemoryOperand::with_base_index_scale_displ_size(left, Register::RCX, width, -1, 1);
-        self.asm.lea(left, last);
+        self.end_of_reads(insn, left, ADDRESS);
         self.asm.mov_imm(ADDRESS, PAGE.trailing_zeros().into());
         self.asm.op3(Code::VEX_Shrx_r64_rm64_r64, left, left, ADDRESS);
         self.asm.mov(ADDRESS, Register::RSI);
@@ -179,7 +174,7 @@ impl Emitter<'_> {
         self.undoes();
     }
 
-    /// Leaves if something is odd.
+    /// Leaves for the interpreter unless [`ODD`] is zero.
     fn refuse_odd(&mut self, insn: &Instruction) {
         let fine = self.asm.jrcxz();
         let displacement = self.asm.jmp(self.stubs.exit);
@@ -198,7 +193,7 @@ impl Emitter<'_> {
         USED.iter().enumerate().for_each(|(index, used)| self.asm.load(*used, spill(index)));
     }
 
-    /// What is emitted next belongs to the last instruction again.
+    /// Emits the code for accesses that are refused. What is emitted next belongs to the last instruction again.
     pub(super) fn emit_refusals(&mut self) {
         let (last, any) = (self.guest, !self.refused.is_empty());
         for Refusal { displacement, guest, code, ip } in std::mem::take(&mut self.refused) {
@@ -224,9 +219,4 @@ fn entry(index: Register, behind: i64) -> MemoryOperand {
 fn all_used() -> Fixes {
     let spilled = USED.map(|register| Some(register.number() as u8));
     Fixes { spilled, ..Fixes::default() }
-}
-
-/// What opens protection keys must not be in translated code.
-fn loads_vectors(insn: &Instruction) -> bool {
-    matches!(insn.mnemonic(), Mnemonic::Xrstor | Mnemonic::Xrstor64)
 }

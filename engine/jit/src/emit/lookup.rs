@@ -93,7 +93,7 @@ impl Emitter<'_> {
     }
 
     /// Has `address` and `entry` add up to an operand in the wedge's view of guest RAM, or exits. `find` computes the GVA into
-    /// `address`. The two registers and RCX are put aside in the first three spill slots, and RCX is back.
+    /// `address`. The two registers and RCX are put aside in the first three spill slots; RCX has its value again in the end.
     pub(super) fn look_up_operand(
         &mut self,
         table: u64,
@@ -121,7 +121,7 @@ impl Emitter<'_> {
         self.misses.push(Missed { displacement, start, address, access, guest, fixes });
     }
 
-    /// The instruction with the operand has been emitted.
+    /// Restores the two registers of a look-up, behind the instruction that has used them.
     pub(super) fn give_back(&mut self, [address, entry]: [Register; 2]) {
         self.mark(false, Fixes::default());
         self.asm.load(address, spill(1));
@@ -196,7 +196,7 @@ impl Emitter<'_> {
 }
 
 /// The instruction, with its memory operand at the sum of two registers.
-fn at_sum(insn: &Instruction, [base, index]: [Register; 2]) -> Instruction {
+pub(super) fn at_sum(insn: &Instruction, [base, index]: [Register; 2]) -> Instruction {
     let mut changed = *insn;
     changed.set_memory_base(base);
     changed.set_memory_index(index);

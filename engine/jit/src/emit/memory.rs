@@ -1,6 +1,9 @@
 //! Memory operands: through the bias, per CPU, or wherever the address says.
 
-use super::{Emitter, lookup::is_addressed};
+use super::{
+    Emitter,
+    lookup::{at_sum, is_addressed},
+};
 use crate::{
     asm::{plus, slot, spill, sum},
     recover::Fixes,
@@ -81,13 +84,7 @@ impl Emitter<'_> {
             self.unless_hidden(address, bias, bytes);
         }
         self.bias_for(address, bias);
-        let mut changed = *insn;
-        changed.set_memory_base(address);
-        changed.set_memory_index(bias);
-        changed.set_memory_index_scale(1);
-        changed.set_memory_displ_size(0);
-        changed.set_memory_displacement64(0);
-        changed.set_segment_prefix(Register::None);
+        let changed = at_sum(insn, [address, bias]);
         if !self.asm.try_put(&changed) {
             self.asm.load(address, spill(0));
             self.asm.load(bias, spill(1));

@@ -48,7 +48,7 @@ pub(crate) struct Emitter<'a> {
     lookups: Vec<JumpLookup>,
     /// Look-ups in the software TLB, whose misses are emitted at the end.
     misses: Vec<lookup::Missed>,
-    /// Checks of accesses, whose refusals are emitted at the end.
+    /// Checks of accesses. The code for those that are refused is emitted at the end.
     refused: Vec<check::Refusal>,
     /// Displacements of the jumps of the gate, whose exit is emitted at the end.
     gates: Vec<usize>,
@@ -248,7 +248,7 @@ impl<'a> Emitter<'a> {
         [take(), take()]
     }
 
-    /// Points the links at their stubs, which leave for the monitor to find the block; those stubs.
+    /// Points each link at a stub of its own, which leaves for the monitor to find the block. Returns the stubs.
     fn unlinked(&mut self) -> Vec<u8> {
         let len = self.links.len() as u64 * MISSED_LEN;
         let mut stubs = Assembler::new(*self.layout, self.request.stubs.wrapping_sub(len));

@@ -13,7 +13,6 @@ const WORD: SoughtAccess = SoughtAccess { bytes: 8, write: true };
 
 impl Emitter<'_> {
     pub(super) fn push(&mut self, insn: &Instruction) -> Flow {
-        let top = plus(Register::RSP, -8);
         match (insn.code(), self.looks_all_up()) {
             (Code::Push_rm64, _) => {
                 if self.load_into_rax(insn).is_none() {
@@ -23,10 +22,7 @@ impl Emitter<'_> {
                 self.asm.load(Register::RAX, spill(0));
             }
             (_, Some(table)) => {
-                let pair = self.scratch_but(insn, &[Register::RCX]);
-                self.look_up_operand(table, WORD, pair, |e| e.asm.lea(pair[0], top));
-                self.store_pushed(insn, sum(pair[0], pair[1]));
-                self.give_back(pair);
+                self.push_looked_up(table, insn, |e, top| e.store_pushed(insn, top));
             }
             (_, None) => self.store_pushed(insn, biased(Register::RSP, -8)),
         }
@@ -82,14 +78,26 @@ impl Emitter<'_> {
 
     /// Pushes the return address of a direct call by a look-up.
     pub(super) fn push_return_looked_up(&mut self, table: u64, insn: &Instruction) {
-        let (next, top) = (insn.next_ip(), plus(Register::RSP, -8));
-        let pair = self.scratch_but(insn, &[Register::RCX]);
-        self.look_up_operand(table, WORD, pair, |e| e.asm.lea(pair[0], top));
-        self.asm.mov_imm(Register::RCX, next);
-        self.asm.store_mem(sum(pair[0], pair[1]), Register::RCX);
-        self.give_back(pair);
+        let next = insn.next_ip();
+        self.push_looked_up(table, insn, |e, top| {
+            e.asm.mov_imm(Register::RCX, next);
+            e.asm.store_mem(top, Register::RCX);
+        });
         self.asm.load(Register::RCX, spill(0));
         self.lower_stack();
+    }
+
+    /// Has `store` emit a store to the word below the stack, which is looked up. RSP stays.
+    fn push_looked_up(
+        &mut self,
+        table: u64,
+        insn: &Instruction,
+        store: impl FnOnce(&mut Self, MemoryOperand),
+    ) {
+        let pair = self.scratch_but(insn, &[Register::RCX]);
+        self.look_up_operand(table, WORD, pair, |e| e.asm.lea(pair[0], plus(Register::RSP, -8)));
+        store(self, sum(pair[0], pair[1]));
+        self.give_back(pair);
     }
 
     /// RSP -= 8, without flags.

@@ -9,9 +9,9 @@ use crate::{
 use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, OpKind, Register};
 use wedge_abi::POISON;
 
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 /// Elements of a repeated instruction whose pages are looked for one by one.
-const MOST: u64 = 1 << 24;
+pub(super) const MOST: u64 = 1 << 24;
 
 /// What an instruction addresses.
 pub(super) struct Pointers {
@@ -32,6 +32,10 @@ pub(super) fn pointers(insn: &Instruction) -> Option<Pointers> {
         _ => return None,
     };
     (wide && flat).then_some(Pointers { source, destination })
+}
+
+pub(super) fn is_repeated(insn: &Instruction) -> bool {
+    insn.has_rep_prefix() || insn.has_repne_prefix()
 }
 
 impl Emitter<'_> {
@@ -120,20 +124,17 @@ impl Emitter<'_> {
         fixes: &mut Fixes,
         [bias, left]: [Register; 2],
     ) {
-        let (rcx, at, width) = (Register::RCX, Register::R8, insn.memory_size().size() as i64);
+        let (rcx, at) = (Register::RCX, Register::R8);
         self.put_aside(fixes, 2, rcx);
         self.put_aside(fixes, 3, at);
         self.undoes();
-        let repeated = insn.has_rep_prefix() || insn.has_repne_prefix();
+        let repeated = is_repeated(insn);
         let nothing = repeated.then(|| self.asm.jrcxz());
         if !repeated {
             self.asm.mov_imm(rcx, 1);
         }
         // left := pages beyond the first.
-        self.asm.mov_imm(at, PAGE - 1);
-        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, left, Register::RSI, at);
-        let bytes = MemoryOperand::with_base_index_scale_displ_size(left, rcx, width as u32, -1, 1);
-        self.asm.lea(left, bytes);
+        self.end_of_reads(insn, left, at);
         // So many that looking would take too long: as if there were a copy.
         self.asm.mov_imm(at, MOST.trailing_zeros().into());
         self.asm.op3(Code::VEX_Shrx_r64_rm64_r64, rcx, rcx, at);
@@ -164,6 +165,17 @@ impl Emitter<'_> {
         self.asm.load(at, spill(3));
         (fixes.spilled[2], fixes.spilled[3]) = (None, None);
         self.mark(false, *fixes);
+    }
+
+    /// `into` := offset, from the start of the page that RSI is in, of the last byte that RCX elements upwards have. `scratch`
+    /// is lost.
+    pub(super) fn end_of_reads(&mut self, insn: &Instruction, into: Register, scratch: Register) {
+        let width = insn.memory_size().size() as u32;
+        self.asm.mov_imm(scratch, PAGE - 1);
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, into, Register::RSI, scratch);
+        let last =
+            MemoryOperand::with_base_index_scale_displ_size(into, Register::RCX, width, -1, 1);
+        self.asm.lea(into, last);
     }
 
     /// `pointer -= bias`, without flags: -x is NOT x plus one. The bias register is not needed

@@ -47,7 +47,7 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.put_aside(&mut fixes, 1, Register::RDX);
         self.put_aside(&mut fixes, 2, Register::RCX);
-        let loads = matches!(insn.mnemonic(), Mnemonic::Xrstor | Mnemonic::Xrstor64);
+        let loads = loads_vectors(insn);
         let unknown = if loads { self.unknown_components(insn) } else { Vec::new() };
         let known = self.asm.slot_operand(slot!(system.vector_mask));
         self.asm.op3(Code::VEX_Pext_r32_r32_rm32, Register::EAX, Register::EAX, known);
@@ -123,4 +123,9 @@ impl Emitter<'_> {
         self.asm.load(Register::RCX, slot!(system.tsc_aux));
         Flow::On
     }
+}
+
+/// XRSTOR, as a program has it.
+pub(super) fn loads_vectors(insn: &Instruction) -> bool {
+    matches!(insn.mnemonic(), Mnemonic::Xrstor | Mnemonic::Xrstor64)
 }

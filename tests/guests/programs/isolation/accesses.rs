@@ -76,7 +76,7 @@ const STACKED: [(&str, Way); 12] = [
     ("return", way!("mov rsp, rdi", "ret")),
 ];
 
-/// From memory of the program's own on into the kernel's, upwards and downwards.
+/// String instructions that begin in memory of the program's own and go on into the kernel's, upwards and downwards.
 const ACROSS: [(&str, bool, Way); 4] = [
     ("store up", true, way!("mov ecx, 0x2000", "rep stosb")),
     ("copy up", true, way!("xchg rsi, rdi", "mov ecx, 0x2000", "rep movsb")),

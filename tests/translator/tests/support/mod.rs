@@ -3,7 +3,7 @@
 use jit::Level;
 use translator::{Case, check, check_interrupted, interp::Interpreter, rig::Rig};
 
-/// Has programs by chance agree with the interpreter, one in so many of them also with interrupts.
+/// Compares programs by chance with the interpreter. One of `interrupted` programs is also run with interrupts.
 pub fn agree(rig: &mut Rig, interrupted: u64) {
     let mut interpreter = Interpreter::new(Level::User).expect("the host gives memory");
     let mut taken = 0;
