@@ -231,8 +231,9 @@ impl Sampler {
     /// Samples a vCPU; `None` in the few instructions in which the kernel has no current task.
     fn sample(&self, vcpu: usize, engine: &dyn Engine) -> Option<Sample> {
         let ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let Task { address, pid, tid, comm } = self.task(engine)?;
-        let frames = self.frames(engine, address);
+        let task = self.task(engine)?;
+        let frames = self.frames(engine, &task);
+        let Task { pid, tid, comm, .. } = task;
         Some(Sample { ns, vcpu, pid, tid, comm, frames })
     }
 
@@ -244,7 +245,7 @@ impl Sampler {
         self.kernel.current_by(&self.ram, base)
     }
 
-    fn frames(&self, engine: &dyn Engine, task: u64) -> Vec<StackFrame> {
+    fn frames(&self, engine: &dyn Engine, task: &Task) -> Vec<StackFrame> {
         let state = engine.vcpu();
         let word = |gva| self.kernel.word(&self.ram, gva);
         let mut frames = Vec::new();
@@ -269,6 +270,12 @@ impl Sampler {
         frames
     }
 
+    /// The page tables of a task's program. CR3 has the next program's when the kernel is about to switch to it.
+    fn roots_of(&self, engine: &dyn Engine, task: &Task) -> Roots {
+        let roots = Roots::from(engine.vcpu());
+        Roots { cr3: self.kernel.tables_of(&self.ram, task).unwrap_or(roots.cr3), ..roots }
+    }
+
     fn in_kernel(&self, address: u64) -> StackFrame {
         let found = self.kernel.symbols.before(address).filter(|_| self.text.contains(&address));
         let code = found.map_or(Code::Module, |(symbol, offset)| {
@@ -282,14 +289,15 @@ impl Sampler {
     fn program(
         &self,
         engine: &dyn Engine,
-        task: u64,
+        task: &Task,
         first: orc::OrcFrame,
         frames: &mut Vec<StackFrame>,
     ) {
-        let roots = Roots::from(engine.vcpu());
+        let roots = self.roots_of(engine, task);
         let word = |gva| memory::word(&self.ram, roots, gva);
         let find = |address| {
-            self.maps.as_ref().and_then(|maps| maps.find(&self.kernel, &self.ram, task, address))
+            let maps = self.maps.as_ref()?;
+            maps.find(&self.kernel, &self.ram, task.address, address)
         };
         frames.push(in_program(first.ip, find(first.ip)));
         let is_code = |place: &linux::MappedFile| place.is_executable;
