@@ -461,11 +461,15 @@ pub fn offset(mut ram: &Ram, roots: Roots, gva: u64, access: Access) -> Option<u
 
 /// These bytes at an offset into the cache, with those beside them, have what opens protection keys.
 fn opens_keys(area: &CodeArea, offset: u64, bytes: &[u8]) -> bool {
-    let end = offset + bytes.len() as u64;
-    let before = (offset.saturating_sub(2)..offset).map(|at| area.byte(at));
-    let behind = (end..end + 2).map(|at| area.byte(at));
-    let all: Vec<u8> = before.chain(bytes.iter().copied()).chain(behind).collect();
-    keys::find(&all).is_some()
+    let len = bytes.len();
+    let before = [2, 1].map(|n| offset.checked_sub(n).map_or(0, |at| area.byte(at)));
+    let behind = [0, 1].map(|n| area.byte(offset + len as u64 + n));
+    let all = |n: usize| match n {
+        0 | 1 => before[n],
+        _ => bytes.get(n - 2).copied().unwrap_or_else(|| behind[n - 2 - len]),
+    };
+    let opens = |first: usize| keys::opens([0, 1, 2].map(|n| all(first + n)));
+    keys::find(bytes).is_some() || [0, 1, len, len + 1].into_iter().any(opens)
 }
 
 #[cfg(test)]
@@ -483,6 +487,23 @@ mod tests {
         area.write(0x6004, &[0xef]);
         assert!(opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
         assert!(!opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
+    }
+
+    /// What opens keys is found wherever it begins, as many of its bytes as are new.
+    #[test]
+    fn what_opens_keys_is_found_at_every_place() {
+        let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
+        let open = [0x0f, 0xae, 0x2f];
+        for (first, len) in (0..10).flat_map(|first| (1..=6).map(move |len| (first, len))) {
+            let mut all = [0x90; 12];
+            all[first..first + 3].copy_from_slice(&open);
+            let (begin, end) = (3, 3 + len);
+            area.write(0x7000, &all);
+            let overlaps = first + 3 > begin && first < end;
+            let found = opens_keys(&area, 0x7000 + begin as u64, &all[begin..end]);
+            assert_eq!(found, overlaps, "{len} bytes, from {first}");
+        }
+        assert!(!opens_keys(&area, 0, &[0x01, 0xef]), "nothing is before");
     }
 
     /// Page tables in which all of the upper half is one page of code.

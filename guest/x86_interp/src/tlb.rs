@@ -79,15 +79,28 @@ impl Set {
     }
 
     fn flush(&mut self) {
-        for (word, used) in self.used.iter_mut().enumerate() {
-            let mut bits = std::mem::take(used);
-            while bits != 0 {
-                let slot = word * 64 + bits.trailing_zeros() as usize;
-                self.entries[slot] = empty(slot);
-                bits &= bits - 1;
+        for slot in filled(std::mem::take(&mut self.used)) {
+            self.entries[slot] = empty(slot);
+        }
+    }
+
+    fn forbid_writes(&mut self, offset: u64) {
+        for slot in filled(self.used) {
+            let entry = &mut self.entries[slot];
+            if entry.offset == offset {
+                entry.tags[Right::Write as usize] = never(slot);
             }
         }
     }
+}
+
+/// The numbers of the bits that are set.
+fn filled(used: [u64; SLOTS / 64]) -> impl Iterator<Item = usize> {
+    used.into_iter().enumerate().flat_map(|(word, bits)| {
+        let rest = |bits: &u64| Some(bits & (bits - 1)).filter(|bits| *bits != 0);
+        let each = std::iter::successors(Some(bits).filter(|bits| *bits != 0), rest);
+        each.map(move |bits| word * 64 + bits.trailing_zeros() as usize)
+    })
 }
 
 /// The TLB.
@@ -154,13 +167,7 @@ impl Tlb {
 
     /// Forgets the right to write to the RAM page at `offset`, under every address.
     pub fn forbid_writes(&mut self, offset: u64) {
-        for set in self.sets.iter_mut() {
-            for (slot, entry) in set.entries.iter_mut().enumerate() {
-                if entry.offset == offset {
-                    entry.tags[Right::Write as usize] = never(slot);
-                }
-            }
-        }
+        self.sets.iter_mut().for_each(|set| set.forbid_writes(offset));
     }
 }
 
@@ -176,6 +183,26 @@ fn region(linear: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn writes_are_forbidden_under_every_address() {
+        let mut tlb = Tlb::new();
+        // First and last slots of words of the bitmap, and two views.
+        let pages = [0, 63, 64, 127, SLOTS as u64 - 1].map(|page| page << 12);
+        for linear in pages {
+            for right in [Right::Read, Right::Write] {
+                tlb.fill(View::User, right, linear, 0x5000, 12);
+                tlb.fill(View::Supervisor, right, linear + (1 << 30), 0x6000, 12);
+            }
+        }
+        tlb.forbid_writes(0x5000);
+        for linear in pages {
+            let look = |view, right, linear| tlb.lookup(view, right, linear, 1);
+            assert_eq!(look(View::User, Right::Write, linear), None);
+            assert_eq!(look(View::User, Right::Read, linear), Some(0x5000));
+            assert_eq!(look(View::Supervisor, Right::Write, linear + (1 << 30)), Some(0x6000));
+        }
+    }
 
     #[test]
     fn hits_stay_inside_the_page() {
