@@ -15,7 +15,7 @@ pub fn has(mnemonic: Mnemonic) -> bool {
 
 /// Whether instructions of an extension may be copied.
 pub fn has_extension(feature: CpuidFeature) -> bool {
-    EXTENSIONS.contains(&feature)
+    FEATURES.get(feature as usize).is_some_and(|&copied| copied)
 }
 
 /// By mnemonic; more than there are.
@@ -25,6 +25,16 @@ static TABLE: [bool; MNEMONICS] = {
     let (mut table, mut i) = ([false; MNEMONICS], 0);
     while i < COPIED.len() {
         table[COPIED[i] as usize] = true;
+        i += 1;
+    }
+    table
+};
+
+/// By extension; more than there are.
+static FEATURES: [bool; 256] = {
+    let (mut table, mut i) = ([false; 256], 0);
+    while i < EXTENSIONS.len() {
+        table[EXTENSIONS[i] as usize] = true;
         i += 1;
     }
     table

@@ -9,6 +9,10 @@ use iced_x86::{
 };
 
 use crate::copied;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// More than there are codes.
+const CODES: usize = 8192;
 
 /// What to emit for an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,9 +324,18 @@ fn straight(insn: &Instruction, level: Level) -> Rule {
     }
 }
 
-/// There is a memory access that no operand shows (a stack, a fixed pointer).
+/// An instruction without a memory operand accesses memory all the same (a stack, a fixed pointer). That is so of all with its code.
+/// To ask the decoder's library takes longer than the rest of a rule, so it is asked once for each code.
 fn touches_memory(insn: &Instruction) -> bool {
-    !InstructionInfoFactory::new().info(insn).used_memory().is_empty()
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    static KNOWN: [AtomicU8; CODES] = [const { AtomicU8::new(0) }; CODES];
+    let Some(known) = KNOWN.get(insn.code() as usize) else { return true };
+    if known.load(Ordering::Relaxed) == 0 {
+        let touches = !InstructionInfoFactory::new().info(insn).used_memory().is_empty();
+        known.store(if touches { YES } else { NO }, Ordering::Relaxed);
+    }
+    known.load(Ordering::Relaxed) == YES
 }
 
 /// The instruction's effect on registers and its memory operand does not depend on the privilege
