@@ -461,15 +461,13 @@ pub fn offset(mut ram: &Ram, roots: Roots, gva: u64, access: Access) -> Option<u
 
 /// These bytes at an offset into the cache, with those beside them, have what opens protection keys.
 fn opens_keys(area: &CodeArea, offset: u64, bytes: &[u8]) -> bool {
-    let len = bytes.len();
-    let before = [2, 1].map(|n| offset.checked_sub(n).map_or(0, |at| area.byte(at)));
-    let behind = [0, 1].map(|n| area.byte(offset + len as u64 + n));
-    let all = |n: usize| match n {
-        0 | 1 => before[n],
-        _ => bytes.get(n - 2).copied().unwrap_or_else(|| behind[n - 2 - len]),
-    };
-    let opens = |first: usize| keys::opens([0, 1, 2].map(|n| all(first + n)));
-    keys::find(bytes).is_some() || [0, 1, len, len + 1].into_iter().any(opens)
+    let end = offset + bytes.len() as u64;
+    let new = |at: u64| bytes.get(at.checked_sub(offset)? as usize).copied();
+    let byte = |at: u64| new(at).unwrap_or_else(|| area.byte(at));
+    let opens = |first: u64| keys::opens([0, 1, 2].map(|n| byte(first + n)));
+    // Three bytes cross a border of the new ones if they begin in the last two bytes before it.
+    let across = |border: u64| (border.saturating_sub(2)..border).any(opens);
+    keys::find(bytes).is_some() || across(offset) || across(end)
 }
 
 #[cfg(test)]
@@ -489,7 +487,7 @@ mod tests {
         assert!(!opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
     }
 
-    /// What opens keys is found wherever it begins, as many of its bytes as are new.
+    /// Three bytes that open keys are found if one of them is new, wherever the new bytes begin.
     #[test]
     fn what_opens_keys_is_found_at_every_place() {
         let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");

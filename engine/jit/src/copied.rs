@@ -10,7 +10,7 @@ use iced_x86::{CpuidFeature, Mnemonic};
 
 /// Whether the instructions of this name may be copied, if their extensions may be ([`has_extension`]).
 pub fn has(mnemonic: Mnemonic) -> bool {
-    TABLE.get(mnemonic as usize).is_some_and(|&copied| copied)
+    MNEMONICS.get(mnemonic as usize).is_some_and(|&copied| copied)
 }
 
 /// Whether instructions of an extension may be copied.
@@ -18,27 +18,21 @@ pub fn has_extension(feature: CpuidFeature) -> bool {
     FEATURES.get(feature as usize).is_some_and(|&copied| copied)
 }
 
-/// By mnemonic; more than there are.
-const MNEMONICS: usize = 4096;
+/// For each value of an enumeration whether it is on a list. The table has room for more values than there are.
+macro_rules! table {
+    ($room:expr, $list:expr) => {{
+        let (mut table, mut i) = ([false; $room], 0);
+        while i < $list.len() {
+            table[$list[i] as usize] = true;
+            i += 1;
+        }
+        table
+    }};
+}
 
-static TABLE: [bool; MNEMONICS] = {
-    let (mut table, mut i) = ([false; MNEMONICS], 0);
-    while i < COPIED.len() {
-        table[COPIED[i] as usize] = true;
-        i += 1;
-    }
-    table
-};
+static MNEMONICS: [bool; 4096] = table!(4096, COPIED);
 
-/// By extension; more than there are.
-static FEATURES: [bool; 256] = {
-    let (mut table, mut i) = ([false; 256], 0);
-    while i < EXTENSIONS.len() {
-        table[EXTENSIONS[i] as usize] = true;
-        i += 1;
-    }
-    table
-};
+static FEATURES: [bool; 256] = table!(256, EXTENSIONS);
 
 const EXTENSIONS: &[CpuidFeature] = {
     use CpuidFeature::*;

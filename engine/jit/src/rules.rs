@@ -9,10 +9,7 @@ use iced_x86::{
 };
 
 use crate::copied;
-use std::sync::atomic::{AtomicU8, Ordering};
-
-/// More than there are codes.
-const CODES: usize = 8192;
+use std::sync::OnceLock;
 
 /// What to emit for an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,18 +321,14 @@ fn straight(insn: &Instruction, level: Level) -> Rule {
     }
 }
 
-/// An instruction without a memory operand accesses memory all the same (a stack, a fixed pointer). That is so of all with its code.
-/// To ask the decoder's library takes longer than the rest of a rule, so it is asked once for each code.
+/// Whether an instruction without a memory operand accesses memory (a stack, a fixed pointer). All instructions with the same code
+/// do, or none does. The decoder's library takes longer to say so than the rest of a rule takes, so each code is asked about once.
 fn touches_memory(insn: &Instruction) -> bool {
-    const NO: u8 = 1;
-    const YES: u8 = 2;
-    static KNOWN: [AtomicU8; CODES] = [const { AtomicU8::new(0) }; CODES];
-    let Some(known) = KNOWN.get(insn.code() as usize) else { return true };
-    if known.load(Ordering::Relaxed) == 0 {
-        let touches = !InstructionInfoFactory::new().info(insn).used_memory().is_empty();
-        known.store(if touches { YES } else { NO }, Ordering::Relaxed);
-    }
-    known.load(Ordering::Relaxed) == YES
+    /// More than there are codes.
+    const CODES: usize = 8192;
+    static KNOWN: [OnceLock<bool>; CODES] = [const { OnceLock::new() }; CODES];
+    let ask = || !InstructionInfoFactory::new().info(insn).used_memory().is_empty();
+    KNOWN.get(insn.code() as usize).map_or_else(ask, |known| *known.get_or_init(ask))
 }
 
 /// The instruction's effect on registers and its memory operand does not depend on the privilege

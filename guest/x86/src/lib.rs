@@ -5,6 +5,7 @@
 //! the wedge can all share it. References are to the Intel SDM (volume 3A unless said otherwise).
 #![no_std]
 
+pub mod bits;
 pub mod control;
 pub mod cpuid;
 pub mod exception;

@@ -11,6 +11,8 @@
 //! region drops the whole region. Any flush may drop too much: x86 allows a TLB to forget at any
 //! time.
 
+use x86::bits::ones;
+
 const SLOTS: usize = 1024;
 
 /// Who is looking: the rights an access is checked with.
@@ -79,13 +81,13 @@ impl Set {
     }
 
     fn flush(&mut self) {
-        for slot in filled(std::mem::take(&mut self.used)) {
+        for slot in slots_in(std::mem::take(&mut self.used)) {
             self.entries[slot] = empty(slot);
         }
     }
 
     fn forbid_writes(&mut self, offset: u64) {
-        for slot in filled(self.used) {
+        for slot in slots_in(self.used) {
             let entry = &mut self.entries[slot];
             if entry.offset == offset {
                 entry.tags[Right::Write as usize] = never(slot);
@@ -94,13 +96,10 @@ impl Set {
     }
 }
 
-/// The numbers of the bits that are set.
-fn filled(used: [u64; SLOTS / 64]) -> impl Iterator<Item = usize> {
-    used.into_iter().enumerate().flat_map(|(word, bits)| {
-        let rest = |bits: &u64| Some(bits & (bits - 1)).filter(|bits| *bits != 0);
-        let each = std::iter::successors(Some(bits).filter(|bits| *bits != 0), rest);
-        each.map(move |bits| word * 64 + bits.trailing_zeros() as usize)
-    })
+/// The slots whose bits are set in a bitmap of the slots in use.
+fn slots_in(used: [u64; SLOTS / 64]) -> impl Iterator<Item = usize> {
+    let words = used.into_iter().enumerate();
+    words.flat_map(|(word, bits)| ones(bits).map(move |bit| word * 64 + bit))
 }
 
 /// The TLB.

@@ -440,8 +440,10 @@ __attribute__((noinline)) void yields(void) {
 }
 int main(int count, char **words) {
     cpu_set_t first;
-    if (count > 1) yields();
-    if (count > 1) return 0;
+    if (count > 1) {
+        yields();
+        return 0;
+    }
     outer();
     zeros(open(\"/dev/zero\", O_RDONLY));
     CPU_ZERO(&first);
@@ -454,7 +456,7 @@ int main(int count, char **words) {
 ";
 
 /// How many samples of the program have these functions, one above the other, and how many the last of them anyhow.
-/// `__switch_to` and what it begins with are on the next process's stack and count as this one's: they are left out.
+/// Samples in `__switch_to` and `__switch_to_asm` are left out: the stack is the next process's by then, and Linux still names this one.
 fn having(folded: &str, functions: &[&str]) -> Result<(u64, u64)> {
     let (mut right, mut all) = (0, 0);
     let lines = folded.lines().filter(|line| !line.contains(";__switch_to"));
@@ -475,7 +477,7 @@ fn profiled(kernel: &str, program: &str, output: &str) -> Result<()> {
     let chains: [&[&str]; 3] = [
         &["main", "outer", "inner"],
         &["main", "zeros", "do_syscall_64_[k]", "vfs_read_[k]", "read_zero_[k]"],
-        // CR3 has the next process's page tables before this one leaves its stack.
+        // While Linux switches to the other process, CR3 already has that process's page tables.
         &["main", "yields", "do_syscall_64_[k]", "__x64_sys_sched_yield_[k]"],
     ];
     let mut counts = [0; 3];

@@ -61,12 +61,28 @@ pub struct LinuxKernel {
     /// Where the current task is, relative to a CPU's GS base.
     current: u64,
     task: TaskLayout,
+    /// None if the kernel's structures say nothing of page tables.
+    tables: Option<TablesLayout>,
 }
 
 struct TaskLayout {
     pid: u64,
     tgid: u64,
     comm: u64,
+}
+
+/// Offsets of what leads to a task's page tables.
+struct TablesLayout {
+    /// In the task.
+    mm: u64,
+    /// In what the task has of memory.
+    pgd: u64,
+}
+
+impl TablesLayout {
+    fn of(types: &Types) -> Result<Self, KernelError> {
+        Ok(Self { mm: types.offset("task_struct", "mm")?, pgd: types.offset("mm_struct", "pgd")? })
+    }
 }
 
 /// A thread of the guest's.
@@ -97,7 +113,8 @@ impl LinuxKernel {
         let current = symbols.require("pcpu_hot").or_else(|_| symbols.require("current_task"))?;
         let member = |name| types.offset("task_struct", name);
         let task = TaskLayout { pid: member("pid")?, tgid: member("tgid")?, comm: member("comm")? };
-        Ok(Self { symbols, types, roots, current, task })
+        let tables = TablesLayout::of(&types).ok();
+        Ok(Self { symbols, types, roots, current, task, tables })
     }
 
     /// Finds the kernel in a machine's memory. With `wait` it searches until there is one or the reader is `gone`, and the machine
@@ -177,10 +194,9 @@ impl LinuxKernel {
 
     /// The root of a process's page tables (GPA); `None` if it is the kernel's own.
     pub fn tables_of(&self, ram: &Ram, task: &Task) -> Option<u64> {
-        let offset = |structure, member| self.types.offset(structure, member).ok();
-        let (mm, table) = (offset("task_struct", "mm")?, offset("mm_struct", "pgd")?);
-        let mm = self.word(ram, task.address.wrapping_add(mm)).filter(|mm| *mm != 0)?;
-        let table = self.word(ram, mm.wrapping_add(table))?;
+        let TablesLayout { mm, pgd } = self.tables.as_ref()?;
+        let mm = self.word(ram, task.address.wrapping_add(*mm)).filter(|mm| *mm != 0)?;
+        let table = self.word(ram, mm.wrapping_add(*pgd))?;
         memory::translate(ram, self.roots, table)
     }
 

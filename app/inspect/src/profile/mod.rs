@@ -270,7 +270,7 @@ impl Sampler {
         frames
     }
 
-    /// The page tables of a task's program. CR3 has the next program's when the kernel is about to switch to it.
+    /// The page tables of a task's program. While the kernel switches from one task to the next, CR3 already has those of the next.
     fn roots_of(&self, engine: &dyn Engine, task: &Task) -> Roots {
         let roots = Roots::from(engine.vcpu());
         Roots { cr3: self.kernel.tables_of(&self.ram, task).unwrap_or(roots.cr3), ..roots }

@@ -11,7 +11,10 @@ use super::{LARGE_BITS, PAGE_BITS};
 use ram::Ram;
 use rustc_hash::FxHashMap;
 use std::{collections::hash_map::Entry, mem::take};
-use x86::paging::{Descent, Roots, WalkMemory};
+use x86::{
+    bits::ones,
+    paging::{Descent, Roots, WalkMemory},
+};
 
 /// Entries of a page table.
 const ENTRIES: usize = PARTS * PART;
@@ -143,15 +146,6 @@ fn differing(old: &[u8; PART * ENTRY], new: &[u8; PART * ENTRY]) -> u64 {
     }
     let entries = old.as_chunks::<ENTRY>().0.iter().zip(new.as_chunks::<ENTRY>().0);
     entries.rev().fold(0, |bits, (old, new)| bits << 1 | u64::from(old != new))
-}
-
-/// Which bits are set, ascending.
-fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let lowest = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
-        bits &= bits - 1;
-        Some(lowest)
-    })
 }
 
 /// Which entry of its table maps a page.

@@ -137,22 +137,17 @@ impl BlockRecords {
         };
         self.starts.push(block.host);
         self.blocks.push(placed);
-        // Most marks are of the same kind as the one before.
-        let mut last = None;
         for mark in &block.marks {
-            let kind = (mark.boundary, mark.undoes, mark.fixes);
-            let same = last.and_then(|(before, index)| (before == kind).then_some(index));
-            let index = same.unwrap_or_else(|| self.index_of(kind));
-            last = Some((kind, index));
-            let (host, guest) = (mark.host as u16, mark.guest as u16);
-            self.marks.push(Packed { host, guest, kind: index });
+            let kind = self.kind(mark);
+            self.marks.push(Packed { host: mark.host as u16, guest: mark.guest as u16, kind });
         }
         self.jumps
             .extend(block.links.iter().map(|link| Jump::new(number, (block.guest, variant), link)));
         number
     }
 
-    fn index_of(&mut self, kind: Kind) -> u16 {
+    fn kind(&mut self, mark: &Mark) -> u16 {
+        let kind = (mark.boundary, mark.undoes, mark.fixes);
         *self.kind_of.entry(kind).or_insert_with(|| {
             self.kinds.push(kind);
             (self.kinds.len() - 1) as u16
