@@ -22,6 +22,7 @@ use crate::{
     disk::DiskArgument,
     failure::Failure,
     injection::Faults,
+    known_blocks,
     net::{self, NetArgument},
     servers::ANSWER,
     share,
@@ -32,7 +33,23 @@ use crate::{
 pub struct DeviceArguments {
     /// Which.
     #[command(subcommand)]
-    pub kind: DeviceKind,
+    pub kind: ServerKind,
+}
+
+/// What a process that the monitor has started does.
+#[derive(Debug, Subcommand)]
+pub enum ServerKind {
+    /// Serves a device.
+    #[command(flatten)]
+    Device(DeviceKind),
+    /// Translates the blocks of a kernel's code that its standard input tells of, for later machines
+    KernelBlocks {
+        /// For machines of several vCPUs
+        #[arg(long)]
+        several: bool,
+        /// The file to write
+        path: PathBuf,
+    },
 }
 
 /// Which device.
@@ -132,14 +149,29 @@ impl Body {
     }
 }
 
-/// The process of a device, from its start to its end.
+/// What the monitor has this process for, from its start to its end.
 pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
+    match &arguments.kind {
+        ServerKind::Device(kind) => serve(kind),
+        ServerKind::KernelBlocks { several, path } => {
+            // The user is not told: later machines do without.
+            let served = known_blocks::serve(path, *several);
+            Ok(served
+                .inspect_err(|error| tracing::debug!(%error, "no blocks are kept"))
+                .is_err()
+                .into())
+        }
+    }
+}
+
+/// The process of a device.
+fn serve(kind: &DeviceKind) -> Result<u8, Failure> {
     let host = |error: io::Error| Failure::host(error.to_string());
     process::keep_only_standard_streams().map_err(host)?;
     process::die_with_parent().map_err(host)?;
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from).map_err(host)?;
     let body =
-        body(arguments).and_then(|opened| opened.shut_in(&socket, "--devices inline does without"));
+        body(kind).and_then(|opened| opened.shut_in(&socket, "--devices inline does without"));
     let problem = body.as_ref().err().map(ToString::to_string);
     let identity = body.as_ref().ok().map(|body| Identity::of(&*body.device));
     let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());
@@ -150,8 +182,8 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     body.map_or(Ok(1), |body| body.serve(socket))
 }
 
-fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
-    match &arguments.kind {
+fn body(kind: &DeviceKind) -> Result<Opened, Failure> {
+    match kind {
         DeviceKind::Disk { fault, queues, index, disk } => {
             disk_body(*index, disk, *queues, Faults::of_process(fault.as_deref())?)
         }

@@ -1,61 +1,86 @@
-//! The files that say which blocks of a kernel's code have been run ([`vmm::KnownBlocks`]).
+//! The files with the blocks of a kernel's code that have been run, translated ([`vmm::KnownBlocks`]).
 //!
-//! The cache has a file for each kernel. The first machine with a kernel writes the file. That machine opens and locks it
-//! before it starts, since its process can open no file once it is shut in. A file that is cut off or damaged counts as
-//! none: the next machine writes it anew.
+//! The cache has a file for each kernel and each build of this program. The first machine with a kernel notes its blocks.
+//! As it ends, a process of its own translates them and writes the file ([`serve`]), and the machine waits for that. The
+//! machine's process never has the file open for writing: a guest that took it over could have later machines execute what
+//! it likes. What it can say are bytes to translate, and a block is used only where a guest has these bytes.
+//!
+//! A file that is cut off counts as none, and one that is damaged is removed: the next machine has it written anew.
+
+mod build;
 
 use crc32fast::hash;
+use host_linux::process;
 use kernels::assets::Assets;
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read},
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    io::{self, Read, Write as _},
+    net::Shutdown,
+    os::{
+        fd::AsFd,
+        unix::{fs::FileExt, fs::OpenOptionsExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
+use vhost_user::{Served, jail, sandbox};
 use vmm::KnownBlocks;
 
+use crate::spawner;
+
 /// What a file begins with. The last byte is the number of the format.
-const MAGIC: [u8; 8] = *b"ring3kb\x01";
-/// Bytes of a file before its blocks: [`MAGIC`], the number of blocks, and the CRC-32 of all blocks' bytes.
+const MAGIC: [u8; 8] = *b"ring3kb\x02";
+/// Bytes of a file before its blocks: [`MAGIC`], the length of the rest, and its CRC-32.
 const HEAD: usize = 16;
-/// Bytes of a block in a file.
-const BLOCK: usize = 8;
-/// The most bytes of a file.
-const MOST: u64 = 2 << 20;
+/// The most bytes that a file has, or that a machine notes.
+const MOST: u64 = 64 << 20;
 /// The most files, each of one kernel. The oldest file makes room for a new one.
-const KERNELS: usize = 64;
+const KERNELS: usize = 16;
 /// The fewest bytes of a kernel image that has a file: a smaller kernel starts sooner than a file is read.
 const LEAST: usize = 1 << 20;
+/// How long a machine waits for its blocks to be translated.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The blocks of a kernel, and the file to write them to if nobody has.
+/// The blocks of a kernel, and how those are kept that nobody has kept yet.
 #[derive(Default)]
 pub struct KernelBlocks {
     blocks: Arc<KnownBlocks>,
-    file: Option<File>,
+    keeping: Option<Keeping>,
+}
+
+/// A file to be written.
+struct Keeping {
+    /// Is locked.
+    _file: File,
+    keeper: spawner::Device,
+    ours: UnixStream,
+    theirs: UnixStream,
 }
 
 impl KernelBlocks {
-    /// The blocks of a kernel image. Without a cache that can be written no blocks are known or noted.
-    pub fn of(kernel: &[u8]) -> Self {
+    /// The blocks of a kernel image, for machines of so many vCPUs. Without a cache that can be written no blocks are known
+    /// or noted.
+    pub fn of(kernel: &[u8], vcpus: u32) -> Self {
         let cache = Assets::open().ok().filter(|_| kernel.len() >= LEAST);
         let folder = cache.map(|cache| cache.directory("blocks"));
-        let found = folder.and_then(|folder| Self::in_folder(&folder, kernel).ok());
+        let found = folder.and_then(|folder| Self::in_folder(&folder, kernel, vcpus > 1).ok());
         found.unwrap_or_default()
     }
 
-    fn in_folder(folder: &Path, kernel: &[u8]) -> io::Result<Self> {
-        let path = folder.join(format!("{:08x}-{:x}", hash(kernel), kernel.len()));
-        if let Some(known) = File::open(&path).and_then(read).ok().flatten() {
-            return Ok(Self { blocks: Arc::new(KnownBlocks::of(known)), file: None });
+    fn in_folder(folder: &Path, kernel: &[u8], several: bool) -> io::Result<Self> {
+        let path = folder.join(name(kernel, several)?);
+        if let Some(file) = File::open(&path).and_then(Whole::of).ok().flatten() {
+            let read = move || file.read().inspect_err(|_| drop(fs::remove_file(&path))).ok();
+            let blocks = Arc::new(KnownBlocks::reading(several, read)?);
+            return Ok(Self { blocks, keeping: None });
         }
         fs::create_dir_all(folder)?;
         let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).mode(0o600).open(&path)?;
-        // Another machine is about to write it.
-        file.try_lock()?;
+        options.write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let keeping = Keeping::of(&path, several)?;
         make_room(folder, &path)?;
-        Ok(Self { blocks: Arc::new(KnownBlocks::to_note()), file: Some(file) })
+        Ok(Self { blocks: Arc::new(KnownBlocks::to_note()), keeping: Some(keeping) })
     }
 
     /// The blocks, for the machine to know or to note.
@@ -63,43 +88,100 @@ impl KernelBlocks {
         Arc::clone(&self.blocks)
     }
 
-    /// Writes the blocks that the machine has noted, if the file was to be written. To be called once the machine has done what
-    /// it was started for.
+    /// Has the blocks translated and written that the machine has noted, if they are to be. To be called once the machine
+    /// has done what it was started for.
     pub fn keep(self) {
         let noted = self.blocks.noted();
-        let written = self.file.filter(|_| !noted.is_empty()).map(|file| write(&file, &noted));
-        if let Some(Err(error)) = written {
+        let kept = self.keeping.filter(|_| !noted.is_empty()).map(|keeping| keeping.keep(&noted));
+        if let Some(Err(error)) = kept {
             tracing::debug!(%error, "the blocks of the kernel are not kept");
         }
     }
 }
 
-/// The blocks in a file; `None` if the file is not as it was written.
-fn read(file: File) -> io::Result<Option<Vec<u64>>> {
-    let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes)?;
-    Ok(parse(&bytes))
+impl Keeping {
+    fn of(path: &Path, several: bool) -> io::Result<Self> {
+        let file = File::open(path)?;
+        // Another machine is about to have it written.
+        file.try_lock()?;
+        let name = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
+        let several = several.then(|| "--several".to_owned());
+        let words = ["kernel-blocks".to_owned()].into_iter().chain(several).chain([name]);
+        let keeper = spawner::Device::register(words.collect())?;
+        let (ours, theirs) = UnixStream::pair()?;
+        // The process that shuts itself in later may not set it.
+        ours.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { _file: file, keeper, ours, theirs })
+    }
+
+    fn keep(mut self, noted: &[u8]) -> io::Result<()> {
+        self.keeper.start(self.theirs.as_fd(), self.theirs.as_fd())?;
+        drop(self.theirs);
+        self.ours.write_all(noted)?;
+        self.ours.shutdown(Shutdown::Write)?;
+        // It says nothing, and closes its end when the file is written.
+        self.ours.read(&mut [0]).map(drop)
+    }
 }
 
-fn parse(bytes: &[u8]) -> Option<Vec<u64>> {
-    let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
-    let [count, sum] = [8, 12].map(|at| {
-        let field = head.get(at..at + 4).and_then(|field| field.try_into().ok());
-        field.map_or(0, u32::from_le_bytes)
-    });
-    let blocks = rest.get(..(count as usize).checked_mul(BLOCK)?)?;
-    let intact = head.starts_with(&MAGIC) && hash(blocks) == sum;
-    let (blocks, _) = blocks.as_chunks();
-    intact.then(|| blocks.iter().map(|block| u64::from_le_bytes(*block)).collect())
+/// The process that translates what a machine has noted, for machines of one vCPU or of `several`, and writes a file. What
+/// it is sent may be a guest's, so it is shut in first.
+///
+/// # Errors
+/// The host refuses.
+pub fn serve(path: &Path, several: bool) -> io::Result<()> {
+    process::keep_only_standard_streams()?;
+    process::die_with_parent()?;
+    let file = OpenOptions::new().write(true).open(path)?;
+    sandbox::enter_empty(true)?;
+    sandbox::allow_nothing().and_then(|_| jail::enter(Served::Disk)).map_err(io::Error::other)?;
+    let mut noted = Vec::new();
+    io::stdin().take(MOST).read_to_end(&mut noted)?;
+    write(&file, &vmm::translate_noted(several, &noted))
+}
+
+/// The name of the file of a kernel, for machines of one vCPU or of `several`. Another build of this program translates
+/// otherwise.
+fn name(kernel: &[u8], several: bool) -> io::Result<String> {
+    let build = build::id().ok_or(io::ErrorKind::NotFound)?;
+    let build: String = build.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let vcpus = if several { "several" } else { "one" };
+    Ok(format!("{:08x}-{:x}-{vcpus}-{build}", hash(kernel), kernel.len()))
+}
+
+/// A file that is as long as it says.
+struct Whole {
+    file: File,
+    len: u32,
+    sum: u32,
+}
+
+impl Whole {
+    /// A file before it is read; `None` if it has been cut off, or not been written to its end.
+    fn of(mut file: File) -> io::Result<Option<Self>> {
+        let mut head = [0; HEAD];
+        file.read_exact(&mut head)?;
+        let number = |at| u32::from_le_bytes([0, 1, 2, 3].map(|n: usize| head[at + n]));
+        let (len, sum) = (number(8), number(12));
+        let whole = file.metadata()?.len() == HEAD as u64 + u64::from(len);
+        let is_one = whole && head.starts_with(&MAGIC) && u64::from(len) <= MOST;
+        Ok(is_one.then_some(Self { file, len, sum }))
+    }
+
+    /// The blocks in it.
+    fn read(mut self) -> io::Result<Vec<u8>> {
+        let mut blocks = vec![0; self.len as usize];
+        self.file.read_exact(&mut blocks)?;
+        if hash(&blocks) == self.sum { Ok(blocks) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
 }
 
 /// Writes the blocks, and the head last: a file without a head counts as none.
-fn write(file: &File, blocks: &[u64]) -> io::Result<()> {
-    let most = (MOST as usize - HEAD) / BLOCK;
-    let blocks: Vec<u8> = blocks.iter().take(most).flat_map(|block| block.to_le_bytes()).collect();
-    file.write_all_at(&blocks, HEAD as u64)?;
-    let count = (blocks.len() / BLOCK) as u32;
-    let head = [&MAGIC[..], &count.to_le_bytes(), &hash(&blocks).to_le_bytes()].concat();
+fn write(file: &File, blocks: &[u8]) -> io::Result<()> {
+    file.set_len(0)?;
+    file.write_all_at(blocks, HEAD as u64)?;
+    let len = blocks.len() as u32;
+    let head = [&MAGIC[..], &len.to_le_bytes(), &hash(blocks).to_le_bytes()].concat();
     file.write_all_at(&head, 0)
 }
 
@@ -120,41 +202,62 @@ fn make_room(folder: &Path, own: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{io::Write as _, time::SystemTime};
+    use std::time::SystemTime;
 
     const KERNEL: &[u8] = b"a kernel";
 
-    #[test]
-    fn what_one_machine_has_written_the_next_one_knows() {
-        let folder = tempfile::tempdir().expect("there is room");
-        let of = |kernel| KernelBlocks::in_folder(folder.path(), kernel);
-        let first = of(KERNEL).expect("it is to write");
-        assert!(of(KERNEL).is_err(), "two write at once");
-        of(b"another kernel").expect("it has a file of its own");
-        let file = first.file.as_ref().expect("it is to write");
-        write(file, &[3, 5]).expect("there is room");
-        drop(first);
-        let second = of(KERNEL).expect("it is there");
-        assert!(second.file.is_none());
-        assert_eq!(format!("{:?}", second.blocks), format!("{:?}", KnownBlocks::of(vec![3, 5])));
+    /// The blocks in a file.
+    fn read(path: &Path) -> io::Result<Vec<u8>> {
+        let whole = File::open(path).and_then(Whole::of)?;
+        whole.ok_or(io::ErrorKind::UnexpectedEof)?.read()
     }
 
     #[test]
-    fn a_damaged_file_is_written_anew() {
-        let folder = tempfile::tempdir().expect("there is room");
-        let of = || KernelBlocks::in_folder(folder.path(), KERNEL);
-        write(of().expect("new").file.as_ref().expect("to write"), &[1, 2, 3]).expect("room");
-        let path = fs::read_dir(folder.path()).expect("there").next().expect("one").expect("read");
+    fn a_file_that_is_not_as_it_was_written_counts_as_none() {
+        let path = tempfile::NamedTempFile::new().expect("there is room");
+        let changed = |bytes: &[u8]| {
+            fs::write(path.path(), bytes).expect("written");
+            read(path.path())
+        };
+        write(path.as_file(), &[1, 2, 3]).expect("there is room");
+        assert_eq!(read(path.path()).expect("whole"), [1, 2, 3]);
         let good = fs::read(path.path()).expect("read");
-        assert_eq!(parse(&good), Some(vec![1, 2, 3]));
+        assert!(changed(&[&good[..], &[4]].concat()).is_err());
         for at in 0..good.len() {
-            assert_eq!(parse(&good[..at]), None, "cut off at {at}");
+            assert!(changed(&good[..at]).is_err(), "cut off at {at}");
             let mut bad = good.clone();
             bad[at] ^= 1;
-            assert_eq!(parse(&bad), None, "changed at {at}");
+            assert!(changed(&bad).is_err(), "changed at {at}");
         }
-        fs::write(path.path(), &good[..good.len() - 1]).expect("written");
-        assert!(of().expect("it is to write").file.is_some());
+        write(path.as_file(), &[4]).expect("there is room");
+        assert_eq!(read(path.path()).expect("written anew"), [4]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_removed() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let path = folder.path().join(name(KERNEL, false).expect("a build"));
+        write(&File::create(&path).expect("made"), &[1, 2, 3]).expect("there is room");
+        let known = || KernelBlocks::in_folder(folder.path(), KERNEL, false).expect("it is there");
+        drop(known());
+        assert!(path.exists());
+        let mut bad = fs::read(&path).expect("read");
+        bad[HEAD] ^= 1;
+        fs::write(&path, &bad).expect("written");
+        let begun = known();
+        let patience = std::time::Instant::now();
+        while path.exists() {
+            assert!(patience.elapsed() < PATIENCE, "it is still there");
+            std::thread::yield_now();
+        }
+        drop(begun);
+    }
+
+    #[test]
+    fn each_kind_of_machine_has_a_file_of_its_own() {
+        let names = [(KERNEL, false), (KERNEL, true), (b"another", false)];
+        let names = names.map(|(kernel, several)| name(kernel, several).expect("a build"));
+        assert!(names[0] != names[1] && names[0] != names[2], "{names:?}");
     }
 
     #[test]

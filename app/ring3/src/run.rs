@@ -123,8 +123,8 @@ fn make(
     });
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
-    let (blocks, console) =
-        (arguments.engine.known_blocks.of(&description.kernel), Box::new(screen.clone()));
+    let blocks = arguments.engine.known_blocks.of(&description.kernel, description.cpus);
+    let console = Box::new(screen.clone());
     let mut host = machine::host(machine::ready(clock), console, attachments, blocks.blocks());
     if arguments.panic.on_panic != OnPanic::Ignore {
         host.on_panic = Some(Box::new(on_panic::teller(sender.clone(), Event::Panicked)));

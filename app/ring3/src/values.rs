@@ -265,16 +265,16 @@ pub enum SystemCalls {
 /// What becomes of the blocks of a kernel's code that machines run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KnownBlocksChoice {
-    /// The first machine with a kernel leaves a list of them in the cache, and later ones translate them ahead
+    /// The first machine with a kernel leaves them in the cache, translated, and later ones use them
     Keep,
     /// The cache is left alone
     Off,
 }
 
 impl KnownBlocksChoice {
-    /// The blocks of a kernel image.
-    pub fn of(self, kernel: &[u8]) -> KernelBlocks {
-        if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel) }
+    /// The blocks of a kernel image, for machines of so many vCPUs.
+    pub fn of(self, kernel: &[u8], vcpus: u32) -> KernelBlocks {
+        if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel, vcpus) }
     }
 }
 

@@ -35,7 +35,7 @@ pub use engine::{
 };
 pub use error::Error;
 pub use events::Ended;
-pub use fast::{KnownBlocks, LockStep, Options as FastOptions, Scattered, wedges};
+pub use fast::{KnownBlocks, LockStep, Options as FastOptions, Scattered, translate_noted, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{RunningMachine, check_fast_engine};

@@ -2,6 +2,7 @@
 
 mod layout;
 mod programs;
+mod sleepers;
 
 use crate::{
     breakpoints::{Breakpoints, Stands},
@@ -13,11 +14,10 @@ use crate::{
 use engine::Board;
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory, CodeUser, How, Position, Refused, trial::ALWAYS},
+    cache::{Cache, CodeMemory, CodeUser, How, Position, Refused, kept::MadeBlock, trial::ALWAYS},
     stubs::Stubs,
 };
-pub use layout::Operands;
-use layout::layout;
+pub use layout::{Operands, layout};
 use ram::Ram;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::{collections::VecDeque, sync::Arc};
@@ -57,7 +57,7 @@ impl CodeMemory for View {
         }
     }
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool {
-        !wedge::keys_load() || !opens_keys(&self.area, offset, bytes)
+        !wedge::keys_load() || !keys::opened(offset, bytes, |at| self.area.byte(at))
     }
     fn write_table(&mut self, offset: u64, value: u64) {
         self.area.write_table(offset, value);
@@ -92,9 +92,9 @@ pub struct Code {
     pub devices: Devices,
     /// Those of all that execute the code ([`crate::breakpoints`]).
     breakpoints: Breakpoints,
-    /// The blocks that an earlier machine has run, or where those of this machine are noted.
+    /// Where blocks are noted for later machines.
     known: Arc<KnownBlocks>,
-    /// Pages whose known blocks have been made: GVA, and how often blocks of the page had been dropped by then.
+    /// Pages whose known blocks have been woken: GVA, and how often blocks of the page had been dropped by then.
     done: FxHashSet<(u64, u16)>,
 }
 
@@ -110,7 +110,11 @@ impl Code {
     ) -> Self {
         let layout = layout(level, base, how);
         let mut memory = View { area, several: how.0 };
-        let cache = Cache::new(layout, &mut memory);
+        let kept = if level == Level::Kernel { known.take(&layout) } else { None };
+        let cache = match kept {
+            Some(kept) => Cache::with_kept(layout, &mut memory, kept),
+            None => Cache::new(layout, &mut memory),
+        };
         let (pages, versions, devices, breakpoints, tops) = Default::default();
         let (unchecked, done) = Default::default();
         Self {
@@ -201,7 +205,6 @@ impl Code {
         }
         let host = made.and_then(Result::ok).ok_or(NoBlock::Interpret)?;
         self.go_ahead(pages, board, roots, marked);
-        self.make_known(pages, board, roots, guest, marked);
         Ok(host)
     }
 
@@ -241,33 +244,6 @@ impl Code {
         }
     }
 
-    /// Makes the known blocks of the page at a GVA. That is done once, and again each time that blocks of the page have
-    /// been dropped.
-    fn make_known(
-        &mut self,
-        pages: &mut Pages,
-        board: &Board,
-        roots: Roots,
-        guest: u64,
-        marked: &mut Vec<u64>,
-    ) {
-        if self.known.is_empty() {
-            return;
-        }
-        let page = guest & !(PAGE - 1);
-        let drops = self.pages.get(&page).map_or(0, |offset| self.cache.drops(*offset));
-        if !self.done.insert((page, drops)) {
-            return;
-        }
-        let known = Arc::clone(&self.known);
-        for target in known.of_page(page, drops) {
-            if self.cache.find(target.0, target.1).is_none() {
-                // What cannot be translated is interpreted, if the guest comes there.
-                let _ = self.make(pages, board, roots, target, marked);
-            }
-        }
-    }
-
     /// Makes the block at a GVA for a value of the virtual AC; `None` if there is no RAM. A block of user code is of one
     /// page if it can be, so that its look is for one.
     fn make(
@@ -278,6 +254,9 @@ impl Code {
         target: (u64, bool),
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
+        if let Some(host) = self.woken(board, roots, target, marked) {
+            return Some(Ok(host));
+        }
         let near_end = target.0 & (PAGE - 1) >= PAGE - NEAR_END;
         let of_one = !near_end || self.layout.level == Level::User;
         let made = self.make_of(pages, board, roots, (target, !of_one), marked)?;
@@ -302,7 +281,7 @@ impl Code {
             return Some(Err(Refused::Untranslatable));
         }
         self.cache.writes = board.ram().code_writes();
-        let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
+        let (first, mut bytes) = self.fetch(board, roots, guest, NEAR_END, marked)?;
         let last = guest + (bytes.len() - 1) as u64;
         let breakpoint = self.breakpoints.first_behind(guest, last);
         if let Some(breakpoint) = breakpoint {
@@ -314,7 +293,7 @@ impl Code {
         // Only the last instruction of a page can need the next one.
         if breakpoint.is_none()
             && next
-            && let Some((second, more)) = self.fetch(board, roots, behind, marked)
+            && let Some((second, more)) = self.fetch(board, roots, behind, NEAR_END, marked)
         {
             if self.layout.level == Level::User && second == first {
                 return Some(Err(Refused::Untranslatable)); // it could not be told from one page
@@ -326,37 +305,49 @@ impl Code {
         let how = How { ac, tap: stands == Some(Stands::Tap), version };
         let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
         if made.is_ok() {
-            self.known.note((guest, ac), self.cache.drops(first));
+            self.note(guest, ac, &bytes, first);
             if self.layout.level == Level::User {
                 self.tell_of_page(pages, guest);
                 self.tell_of_page(pages, behind);
                 return Some(made);
             }
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
-            self.note_page(guest, first);
-            if sources[1] != first {
-                self.note_page(behind, sources[1]);
-            }
-            if self.layout.several {
-                self.tops.note(board.ram(), roots, guest);
-                self.tops.note(board.ram(), roots, behind);
-            }
+            self.note_pages(board, roots, guest & !(PAGE - 1), sources);
         }
         Some(made)
     }
 
-    /// Kernel code has been made from a page.
-    fn note_page(&mut self, gva: u64, offset: u64) {
-        self.pages.insert(gva & !(PAGE - 1), offset);
+    /// Kernel code has been made from a page (GVA), or from it and the next: their RAM offsets.
+    fn note_pages(&mut self, board: &Board, roots: Roots, page: u64, [first, second]: [u64; 2]) {
+        self.note_page(board, roots, page, first);
+        if second != first {
+            self.note_page(board, roots, page.wrapping_add(PAGE), second);
+        }
     }
 
-    /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
-    /// RAM page's offset.
+    fn note_page(&mut self, board: &Board, roots: Roots, page: u64, offset: u64) {
+        let is_new = self.pages.insert(page, offset) != Some(offset);
+        if is_new && self.layout.several {
+            self.tops.note(board.ram(), roots, page);
+        }
+    }
+
+    /// Notes for later machines the block that has just been made at a GVA, from a page of RAM and perhaps the next.
+    fn note(&self, guest: u64, ac: bool, bytes: &[u8], page: u64) {
+        let (len, read) = self.cache.read();
+        if self.known.are_noted() && self.layout.level == Level::Kernel {
+            let (bytes, len) = (&bytes[..read as usize], len as usize);
+            self.known.note(&MadeBlock { guest, ac, times: self.cache.drops(page), len, bytes });
+        }
+    }
+
+    /// The guest's bytes from `guest` to the end of its page, `most` of them at the most, and the RAM page's offset.
     fn fetch(
         &mut self,
         board: &Board,
         roots: Roots,
         guest: u64,
+        most: u64,
         marked: &mut Vec<u64>,
     ) -> Option<(u64, Vec<u8>)> {
         let ram = board.ram();
@@ -365,7 +356,7 @@ impl Code {
         if ram.mark_code(page) {
             marked.push(page);
         }
-        let mut bytes = vec![0; (PAGE - (guest & (PAGE - 1))).min(NEAR_END) as usize];
+        let mut bytes = vec![0; (PAGE - (guest & (PAGE - 1))).min(most) as usize];
         ram.read(offset, &mut bytes);
         Some((page, bytes))
     }
@@ -459,32 +450,25 @@ pub fn offset(mut ram: &Ram, roots: Roots, gva: u64, access: Access) -> Option<u
     Some(page.offset + (found.gpa & (PAGE - 1)))
 }
 
-/// These bytes at an offset into the cache, with those beside them, have what opens protection keys.
-fn opens_keys(area: &CodeArea, offset: u64, bytes: &[u8]) -> bool {
-    let end = offset + bytes.len() as u64;
-    let new = |at: u64| bytes.get(at.checked_sub(offset)? as usize).copied();
-    let byte = |at: u64| new(at).unwrap_or_else(|| area.byte(at));
-    let opens = |first: u64| keys::opens([0, 1, 2].map(|n| byte(first + n)));
-    // Three bytes cross a border of the new ones if they begin in the last two bytes before it.
-    let across = |border: u64| (border.saturating_sub(2)..border).any(opens);
-    keys::find(bytes).is_some() || across(offset) || across(end)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use jit::stubs;
+
+    fn opened(area: &CodeArea, offset: u64, bytes: &[u8]) -> bool {
+        keys::opened(offset, bytes, |at| area.byte(at))
+    }
 
     /// What is in front of a block is another's, and what is behind it may be an old one's.
     #[test]
     fn keys_are_not_opened_across_blocks() {
         let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
         area.write(0x5002, &[0x0f, 0x01]);
-        assert!(opens_keys(&area, 0x5004, &[0xef]));
-        assert!(!opens_keys(&area, 0x5005, &[0xef]));
+        assert!(opened(&area, 0x5004, &[0xef]));
+        assert!(!opened(&area, 0x5005, &[0xef]));
         area.write(0x6004, &[0xef]);
-        assert!(opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
-        assert!(!opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
+        assert!(opened(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
+        assert!(!opened(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
     }
 
     /// Three bytes that open keys are found if one of them is new, wherever the new bytes begin.
@@ -498,14 +482,14 @@ mod tests {
             let (begin, end) = (3, 3 + len);
             area.write(0x7000, &all);
             let overlaps = first + 3 > begin && first < end;
-            let found = opens_keys(&area, 0x7000 + begin as u64, &all[begin..end]);
+            let found = opened(&area, 0x7000 + begin as u64, &all[begin..end]);
             assert_eq!(found, overlaps, "{len} bytes, from {first}");
         }
-        assert!(!opens_keys(&area, 0, &[0x01, 0xef]), "nothing is before");
+        assert!(!opened(&area, 0, &[0x01, 0xef]), "nothing is before");
     }
 
     /// Page tables in which all of the upper half is one page of code.
-    fn endless(code: &[u8]) -> (Ram, Roots) {
+    pub(super) fn endless(code: &[u8]) -> (Ram, Roots) {
         use x86::paging::{P, RW};
         const PAGE_OF_CODE: u64 = 0x8000;
         let ram = Ram::new(2 << 20).expect("memory");
@@ -549,29 +533,6 @@ mod tests {
         let (blocks, _) = code.cache.size();
         assert!(code.cache.counters.cleared > 0 && blocks <= MOST, "{blocks} blocks");
         assert!(code.pages.len() <= 2 * blocks, "{} pages", code.pages.len());
-    }
-
-    #[test]
-    fn known_blocks_come_with_the_first_of_their_page_as_they_were_after_as_many_drops() {
-        const A: u64 = 0xffff_ffff_8100_0000;
-        let noted = KnownBlocks::to_note();
-        noted.note((A + 8, false), 0);
-        noted.note((A + 16, false), 1);
-        let known = Arc::new(KnownBlocks::of(noted.noted()));
-        let (ram, roots) = endless(&[0xc3; 64]); // ret
-        let mut host = Pages::new().expect("the host has memory");
-        let board = crate::test_machine::board(ram, Default::default());
-        let area = Arc::clone(host.kernel());
-        let mut code =
-            Code::new(area, host.base(), Level::Kernel, (false, Operands::Mapped), known);
-        let user = code.cache.add_user();
-        for expected in [[true, false], [false, true], [false, false]] {
-            let asked = code.block(&mut host, &board, roots, (A, false), user, &mut Vec::new());
-            asked.expect("a block");
-            let made = [8, 16].map(|at| code.cache.find(A + at, false).is_some());
-            assert_eq!(made, expected);
-            code.forget_page(A);
-        }
     }
 
     #[test]

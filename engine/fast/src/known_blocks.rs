@@ -1,125 +1,194 @@
-//! Blocks of a kernel's code that an earlier machine with the same kernel has run.
+//! Blocks of a kernel's code that an earlier machine with the same kernel has run, translated.
 //!
-//! A block that is not there costs a turn of the monitor, which takes longer than to translate it. A kernel starts in
-//! the same way each time, so with the first block of a page that is asked for those are made that were run in this
-//! page before. As it starts, a kernel writes to its own code, and what it runs in a page before that is not what it
-//! runs behind it: a block is known with the number of times that the blocks of its page had been dropped.
+//! A block that is not there costs a turn of the monitor, and its translation. A kernel starts in the same way each time.
+//! So a machine notes which blocks it makes ([`KnownBlocks::to_note`]), and somebody translates them for later machines
+//! ([`translate_noted`]). These have them all from the start, asleep ([`jit::cache::kept`]), and wake those of a page
+//! together. As it starts, a kernel writes to its own code, and what it runs in a page before that is not what it runs
+//! behind it: a block is known with the number of times that the blocks of its page had been dropped.
 //!
-//! What is known may be wrong: then blocks are made that nobody runs.
+//! What is known may be wrong: a block wakes only where the guest has the bytes that it was made from. Who notes is not
+//! trusted: what is noted are bytes of the guest's, and no translation.
 
-use std::sync::{Mutex, PoisonError};
+use crate::code::{Operands, layout};
+use jit::{
+    Layout, Level,
+    cache::kept::{Keeper, Kept, MadeBlock},
+};
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+    thread::{self, JoinHandle},
+};
+use wedge_abi::Base;
 
 /// The kernel's text, its modules and its packet filters lie from here on (Linux, x86_64/mm.rst).
 const START: u64 = 0xffff_ffff_0000_0000;
-/// The most blocks that are noted: as many as three starts of a kernel of Debian's make.
-const MOST: usize = 3 << 16;
-const PAGE_BITS: u32 = 12;
-/// The lowest bit of the page in an [`Entry`], and that of the number of drops.
-const PAGE: u32 = 32;
-const TIMES: u32 = 16;
-
-/// A block, packed into a number. The fields from the highest bit on:
-///
-/// - 20 bits: the low bits of the number of the page that the block begins in (GVA);
-/// - 16 bits: how often blocks of that page had been dropped when the block was made;
-/// - 3 zeros;
-/// - 12 bits: the block's offset in the page;
-/// - 1 bit: the value of RFLAGS.AC that the block was made for.
-type Entry = u64;
+/// The most blocks that are noted: as many as two starts of a kernel of Debian's make.
+const MOST: usize = 1 << 17;
+/// The most bytes of instructions of a block.
+const LONGEST: usize = 1 << 10;
+/// Bytes of a noted block before those of its instructions.
+const HEAD: usize = 15;
 
 /// Blocks of kernel code that a machine knows, or that it notes for later machines.
 #[derive(Debug, Default)]
 pub struct KnownBlocks {
-    /// The blocks that the machine knows, in ascending order.
-    known: Vec<Entry>,
+    /// Who reads what the machine knows, until its code is made.
+    known: Mutex<Option<JoinHandle<Option<Kept>>>>,
     /// The blocks that the machine has made, if it notes them.
-    noted: Option<Mutex<Vec<Entry>>>,
+    noted: Option<Mutex<Noted>>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    blocks: usize,
+    bytes: Vec<u8>,
 }
 
 impl KnownBlocks {
     /// For a machine that knows no blocks, and notes those that it makes.
     #[must_use]
     pub fn to_note() -> Self {
-        Self { known: Vec::new(), noted: Some(Mutex::default()) }
+        Self { known: Mutex::default(), noted: Some(Mutex::default()) }
     }
 
-    /// For a machine that knows the blocks that another machine has noted.
+    /// For a machine of one vCPU or of `several` that has what [`translate_noted`] has made for such. It is read while
+    /// the machine is built.
+    ///
+    /// # Errors
+    /// The host gives no thread.
+    pub fn reading(
+        several: bool,
+        read: impl FnOnce() -> Option<Vec<u8>> + Send + 'static,
+    ) -> io::Result<Self> {
+        let parse = move || Kept::parse(&usual_layout(several), read()?);
+        let thread = thread::Builder::new().name("known-blocks".to_owned()).spawn(parse)?;
+        Ok(Self { known: Mutex::new(Some(thread)), noted: None })
+    }
+
+    /// The blocks that have been noted, in the order in which they were made, for [`translate_noted`].
     #[must_use]
-    pub fn of(mut known: Vec<u64>) -> Self {
-        known.sort_unstable();
-        Self { known, noted: None }
+    pub fn noted(&self) -> Vec<u8> {
+        let noted = self.noted.as_ref().map(|noted| noted.lock());
+        noted.map_or_else(Vec::new, |noted| {
+            noted.unwrap_or_else(PoisonError::into_inner).bytes.clone()
+        })
     }
 
-    /// The blocks that have been noted, in ascending order.
-    #[must_use]
-    pub fn noted(&self) -> Vec<u64> {
-        let Some(noted) = &self.noted else { return Vec::new() };
-        let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        noted.sort_unstable();
-        noted.dedup();
-        noted
+    /// The known blocks, for the first code of a kernel that is made, if they are for this layout.
+    pub(crate) fn take(&self, layout: &Layout) -> Option<Kept> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        known.join().ok().flatten().filter(|kept| kept.is_for(layout))
     }
 
-    /// The machine knows no blocks.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.known.is_empty()
+    /// Somebody wants to hear of blocks that are made.
+    pub(crate) fn are_noted(&self) -> bool {
+        self.noted.is_some()
     }
 
-    /// Notes a block that has been made at a GVA for a value of RFLAGS.AC, after blocks of its page were dropped so many `times`.
-    pub(crate) fn note(&self, (gva, ac): (u64, bool), times: u16) {
-        let Some(noted) = self.noted.as_ref().filter(|_| gva >= START) else { return };
+    /// Notes a block that has been made.
+    pub(crate) fn note(&self, made: &MadeBlock<'_>) {
+        let Some(noted) = self.noted.as_ref().filter(|_| made.guest >= START) else { return };
         let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.len() < MOST {
-            noted.push(entry((gva, ac), times));
+        if noted.blocks < MOST {
+            noted.blocks += 1;
+            noted.bytes.extend(encoded_head(made));
+            noted.bytes.extend_from_slice(made.bytes);
         }
-    }
-
-    /// The known blocks of the page at a GVA that were made after blocks of this page had been dropped so many `times`.
-    pub(crate) fn of_page(&self, page: u64, times: u16) -> impl Iterator<Item = (u64, bool)> {
-        let first = if page < START { Entry::MAX } else { entry((page, false), times) };
-        let from = self.known.partition_point(|entry| *entry < first);
-        let rest = self.known.iter().skip(from);
-        let same = move |entry: &&Entry| **entry >> TIMES == first >> TIMES;
-        rest.take_while(same).map(move |entry| (page | entry >> 1 & 0xfff, entry & 1 != 0))
     }
 }
 
-fn entry((gva, ac): (u64, bool), times: u16) -> Entry {
-    let page = gva >> PAGE_BITS & 0xf_ffff;
-    let offset = gva & ((1 << PAGE_BITS) - 1);
-    page << PAGE | u64::from(times) << TIMES | offset << 1 | u64::from(ac)
+fn encoded_head(made: &MadeBlock<'_>) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..8].copy_from_slice(&made.guest.to_le_bytes());
+    head[8..10].copy_from_slice(&made.times.to_le_bytes());
+    head[10..12].copy_from_slice(&(made.len as u16).to_le_bytes());
+    head[12..14].copy_from_slice(&(made.bytes.len() as u16).to_le_bytes());
+    head[14] = made.ac.into();
+    head
+}
+
+/// The first of the noted blocks, and the rest; `None` if it is not as a machine notes them.
+fn decoded(noted: &[u8]) -> Option<(MadeBlock<'_>, &[u8])> {
+    let (head, rest) = noted.split_first_chunk::<HEAD>()?;
+    let [guest @ .., a, b, c, d, e, f, ac] = head;
+    let [times, len, read] = [[*a, *b], [*c, *d], [*e, *f]].map(u16::from_le_bytes);
+    let (len, read) = (usize::from(len), usize::from(read));
+    let (bytes, rest) = rest.split_at_checked(read)?;
+    let made = MadeBlock { guest: u64::from_le_bytes(*guest), ac: *ac != 0, times, len, bytes };
+    (made.guest >= START && len <= read && read <= LONGEST).then_some((made, rest))
+}
+
+/// Where the code of a kernel lies whose host programs do not need other places ([`crate::place`]).
+fn usual_layout(several: bool) -> Layout {
+    layout(Level::Kernel, Base::default(), (several, Operands::Mapped))
+}
+
+/// Translates the blocks that a machine has noted, for machines of one vCPU or of `several`, and [`KnownBlocks::of`]. Whatever the
+/// bytes are, no harm is done.
+#[must_use]
+pub fn translate_noted(several: bool, mut noted: &[u8]) -> Vec<u8> {
+    let mut keeper = Keeper::new(usual_layout(several));
+    let mut all = Vec::new();
+    while let Some((made, rest)) = decoded(noted).filter(|_| all.len() < MOST) {
+        noted = rest;
+        all.push(made);
+    }
+    all.sort_by_key(MadeBlock::rank);
+    all.dedup_by_key(|made| made.rank());
+    for made in &all {
+        // What cannot be translated is interpreted, if a guest comes there.
+        let _ = keeper.add(made);
+    }
+    keeper.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const A: u64 = 0xffff_ffff_8123_4000;
+    const RET: &[u8] = &[0xc3];
 
-    #[test]
-    fn a_page_has_its_blocks_of_the_same_times_in_order() {
-        let noting = KnownBlocks::to_note();
-        let made = [(A + 0xfff, true), (A + 0xfff, false), (A, false), (A + 0x1000, false)];
-        for times in [0, 1, u16::MAX] {
-            made.iter().skip(usize::from(times) % 3).for_each(|block| noting.note(*block, times));
-        }
-        noting.note(made[2], 0);
-        noting.note((0xffff_8880_0000_0000, false), 0);
-        let noted = noting.noted();
-        assert_eq!(noted.len(), 4 + 3 + 4, "no block twice, and none of elsewhere");
-        let known = KnownBlocks::of(noted);
-        let of = |page, times| known.of_page(page, times).collect::<Vec<_>>();
-        assert_eq!(of(A, 0), [made[2], made[1], made[0]]);
-        assert_eq!(of(A, 1), [made[2], made[1]]);
-        assert_eq!(of(A + 0x1000, u16::MAX), [made[3]]);
-        assert!(of(A, 2).is_empty() && of(A - 0x1000, 0).is_empty());
-        assert!(of(A & 0xffff_ffff, 0).is_empty(), "another half");
+    fn made(guest: u64, bytes: &[u8]) -> MadeBlock<'_> {
+        MadeBlock { guest, ac: false, times: 0, len: bytes.len(), bytes }
+    }
+
+    fn translated(noted: &[u8]) -> Option<Kept> {
+        Kept::parse(&usual_layout(false), translate_noted(false, noted))
     }
 
     #[test]
-    fn what_is_known_is_not_noted() {
-        let known = KnownBlocks::of(vec![entry((A, false), 0)]);
-        known.note((A + 1, false), 0);
-        assert!(known.noted().is_empty());
+    fn what_is_noted_is_read_as_it_was() {
+        let noting = KnownBlocks::to_note();
+        let all =
+            [made(START, &[0xc2, 8, 0]), MadeBlock { ac: true, times: 7, ..made(u64::MAX, RET) }];
+        all.iter().for_each(|made| noting.note(made));
+        noting.note(&made(0xffff_8880_0000_0000, RET));
+        let noted = noting.noted();
+        let (first, rest) = decoded(&noted).expect("a block");
+        let (second, rest) = decoded(rest).expect("another block");
+        assert_eq!(([first, second], rest.len()), (all, 0), "and none of elsewhere");
+        KnownBlocks::default().note(&all[0]);
+    }
+
+    /// A machine that was taken over notes what it likes.
+    #[test]
+    fn whatever_is_noted_does_no_harm() {
+        let noting = KnownBlocks::to_note();
+        let long = [0x90; LONGEST + 1];
+        for bytes in [RET, &[], &[0x0f], &[0x0f, 0x01, 0xef], &long, &long[1..]] {
+            noting.note(&made(START, bytes));
+            noting.note(&MadeBlock { times: 1, ..made(u64::MAX, bytes) });
+            noting.note(&MadeBlock { len: 0, times: 2, ..made(START, bytes) });
+        }
+        let noted = noting.noted();
+        for len in 0..noted.len() {
+            assert!(translated(&noted[..len]).is_some(), "{len} bytes");
+        }
+        for at in 0..HEAD {
+            let mut changed = noted.clone();
+            changed[at] ^= 0xff;
+            assert!(translated(&changed).is_some(), "changed at {at}");
+        }
     }
 }

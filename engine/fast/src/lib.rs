@@ -82,7 +82,7 @@ use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
 use in_service::InServiceReads;
 use jit::Level;
-pub use known_blocks::KnownBlocks;
+pub use known_blocks::{KnownBlocks, translate_noted};
 use lockstep::Checker;
 pub use lockstep::LockStep;
 pub use machine::Machine;

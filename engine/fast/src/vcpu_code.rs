@@ -133,12 +133,13 @@ impl VcpuCode {
     }
 
     /// What has happened to the kernel's code, by name; told by one of those who share it.
-    pub fn rows(&self) -> [(&'static str, u64); 4] {
+    pub fn rows(&self) -> [(&'static str, u64); 5] {
         let first = self.kernel.user.is_first();
         let counters =
             if first { self.kernel.lock().cache.counters } else { CacheCounters::default() };
         [
             ("blocks translated", counters.translated),
+            ("known blocks woken", counters.woken),
             ("jumps linked", counters.linked),
             ("translations dropped", counters.dropped),
             ("cache clearings", counters.cleared),

@@ -42,6 +42,8 @@ pub struct Block {
     pub guest: u64,
     /// Bytes of guest code it was made from.
     pub guest_len: u32,
+    /// How many bytes were looked at: those, and perhaps some of what follows.
+    pub read: u32,
     /// The virtual RFLAGS.AC it was translated for.
     pub ac: bool,
     /// HVA of the code.

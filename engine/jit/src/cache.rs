@@ -18,6 +18,7 @@
 
 mod block_records;
 mod jumps;
+pub mod kept;
 mod tables;
 pub mod trial;
 
@@ -25,6 +26,7 @@ use crate::{
     Layout, Request, Untranslatable, Version, block::Block, recover::Mark, stubs, translate,
 };
 use block_records::{BlockRecords, Number};
+use kept::Sleepers;
 use rustc_hash::FxHashMap;
 use stubs::MISSED_LEN;
 pub use tables::CodeUser;
@@ -132,6 +134,8 @@ pub struct Source {
 pub struct CacheCounters {
     /// Blocks translated.
     pub translated: u64,
+    /// Blocks that were there from the start and have been asked for.
+    pub woken: u64,
     /// Jumps pointed at a block.
     pub linked: u64,
     /// Blocks dropped because their page was written.
@@ -153,6 +157,10 @@ pub struct Cache {
     /// Where the newest block leads for certain: its last jump, and its call when it returns. With the virtual RFLAGS.AC.
     ahead: Vec<(u64, bool)>,
     trials: Trials,
+    /// The blocks that were there from the start.
+    sleepers: Option<Sleepers>,
+    /// How many bytes the newest block was made from: those of its instructions, and all that were looked at.
+    read: (u32, u32),
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
     /// How often blocks of a page have been dropped, by its RAM offset.
@@ -208,6 +216,8 @@ impl Cache {
             waiting: FxHashMap::default(),
             ahead: Vec::new(),
             trials: Trials::default(),
+            sleepers: None,
+            read: (0, 0),
             writes: 0,
             drops: FxHashMap::default(),
             counters: CacheCounters::default(),
@@ -238,7 +248,28 @@ impl Cache {
         how: impl Into<How>,
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
-        let How { ac, tap, version } = how.into();
+        let how = how.into();
+        let block = self.place(memory, guest, bytes, here, how)?;
+        let How { ac, version, .. } = how;
+        let host = block.host;
+        let [first, second] = pages;
+        // A gate that asks for two pages makes the block one of both, whether the block needs the second or not.
+        let asks_for_two = version.is_some_and(|version| version.second.is_some());
+        let crosses = block.guest_len as usize > here || asks_for_two;
+        let variant = version.map_or(ac.into(), |version| Variant(version.index));
+        self.enter(memory, block, variant, [first, if crosses { second } else { first }]);
+        Ok(host)
+    }
+
+    /// Translates the bytes at `guest` as [`Cache::add`] does, and writes what comes of them to the next place.
+    fn place(
+        &mut self,
+        memory: &mut impl CodeMemory,
+        guest: u64,
+        bytes: &[u8],
+        here: usize,
+        How { ac, tap, version }: How,
+    ) -> Result<Block, Refused> {
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
         let end = self.stubs_end();
@@ -258,13 +289,7 @@ impl Cache {
         parts.iter().for_each(|(at, code)| memory.write_code(*at, code));
         self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
         self.counters.translated += 1;
-        let [first, second] = pages;
-        // A gate that asks for two pages makes the block one of both, whether the block needs the second or not.
-        let asks_for_two = version.is_some_and(|version| version.second.is_some());
-        let crosses = block.guest_len as usize > here || asks_for_two;
-        let variant = version.map_or(ac.into(), |version| Variant(version.index));
-        self.enter(memory, block, variant, [first, if crosses { second } else { first }]);
-        Ok(host)
+        Ok(block)
     }
 
     /// Offset into the cache, below which the stubs of the next block's links will lie. Above are those of all other blocks.
@@ -280,14 +305,8 @@ impl Cache {
         pages: [u64; 2],
     ) {
         let number = self.records.enter(&block, variant, pages, self.writes);
-        self.by_guest.insert((block.guest, variant), number);
-        if variant.page().is_some() {
-            self.by_guest.insert((block.guest, Variant::ANY), number);
-        }
-        self.by_page.entry(pages[0]).or_default().push(number);
-        if pages[1] != pages[0] {
-            self.by_page.entry(pages[1]).or_default().push(number);
-        }
+        self.file(number, pages);
+        self.read = (block.guest_len, block.read);
         self.ahead.clear();
         let certain = block.links.iter().filter(|link| link.always);
         self.ahead.extend(certain.map(|link| (link.target, link.ac)));
@@ -295,6 +314,24 @@ impl Cache {
         if !self.trials.begin(number, block.lookups) {
             self.integrate(memory, number);
         }
+    }
+
+    /// Has a block be found by its guest address, and by the pages it was made from.
+    fn file(&mut self, number: Number, pages: [u64; 2]) {
+        let (guest, variant) = self.records.key(number);
+        self.by_guest.insert((guest, variant), number);
+        if variant.page().is_some() {
+            self.by_guest.insert((guest, Variant::ANY), number);
+        }
+        self.by_page.entry(pages[0]).or_default().push(number);
+        if pages[1] != pages[0] {
+            self.by_page.entry(pages[1]).or_default().push(number);
+        }
+    }
+
+    /// How many bytes the newest block was made from: those of its instructions, and all that were looked at.
+    pub fn read(&self) -> (u32, u32) {
+        self.read
     }
 
     /// What is likely to be asked for after the newest block: where its last jump leads, and where its call returns to. Half of what its branches
@@ -436,6 +473,7 @@ impl Cache {
     pub fn clear(&mut self, memory: &mut impl CodeMemory) {
         self.tables.clear(memory, self.by_guest.keys().copied());
         self.records.clear();
+        self.sleepers = None;
         self.trials.forget();
         self.by_guest.clear();
         self.by_page.clear();
@@ -467,123 +505,4 @@ fn distance(site: u64, to: u64) -> [u8; 4] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Level;
-    use wedge_abi::{CROSSES, DEEP, DEEP_REACH, deep_slot};
-
-    const LAYOUT: Layout = Layout {
-        level: Level::Kernel,
-        several: false,
-        bias: 0x7e00_0000_0000,
-        regions: 0x7e00_7fff_0000,
-        copies: None,
-        cache: 0x2100_0000_0000,
-        cache_len: 1 << 20,
-        vcpu_page: 0x2100_0010_0000,
-        table: 0x2100_0011_0000,
-        checks: false,
-        lookups: None,
-        verified: None,
-    };
-
-    /// The words of the tables.
-    #[derive(Default)]
-    struct Tables(FxHashMap<u64, u64>);
-
-    impl CodeMemory for Tables {
-        fn write_code(&mut self, _: u64, _: &[u8]) {}
-        fn is_closed(&self, _: u64, bytes: &[u8]) -> bool {
-            wedge_abi::keys::find(bytes).is_none()
-        }
-        fn write_table(&mut self, offset: u64, value: u64) {
-            self.0.insert(offset, value);
-        }
-    }
-
-    /// A block that has moved up in the searched table would be found after it has been dropped.
-    #[test]
-    fn a_dropped_block_is_not_found() {
-        let mut tables = Tables::default();
-        let mut cache = Cache::new(LAYOUT, &mut tables);
-        let first = 0xffff_ffff_8100_0000u64;
-        let meets = |other: &u64| deep_slot(*other) == deep_slot(first);
-        let second = (first + 16..).step_by(16).find(meets).expect("an address of the same slot");
-        for (guest, page) in [(first, 0x1000), (second, 0x2000)] {
-            cache.add(&mut tables, guest, &[0xf4], 1, (false, false), [page; 2]).expect("a block");
-        }
-        cache.drop_page(&mut tables, 0x1000);
-        cache.publish(&mut tables, second, false);
-        cache.drop_page(&mut tables, 0x2000);
-        let slots = deep_slot(second)..deep_slot(second) + DEEP_REACH;
-        let left = slots.filter(|at| tables.0.get(&((DEEP + at * 16) as u64)) == Some(&second));
-        assert_eq!(left.count(), 0);
-    }
-    /// A block that opened keys as one of a page alone is made again as one of two, and may not reach into the second.
-    #[test]
-    fn a_block_whose_gate_asks_for_two_pages_is_of_both() {
-        let mut tables = Tables::default();
-        let mut cache = Cache::new(LAYOUT, &mut tables);
-        let index = FIRST_VERSION as u32;
-        let version = Some(Version { index, second: Some(index + 1), generation: 1 });
-        let how = How { version, ..How::default() };
-        let host =
-            cache.add(&mut tables, 0x1000, &[0xf4], 1, how, [0x1000, 0x2000]).expect("a block");
-        assert!(tables.0.values().any(|found| *found == host | CROSSES));
-        cache.drop_page(&mut tables, 0x2000);
-        assert!(cache.find(0x1000, Variant::of_page(index)).is_none());
-    }
-
-    /// User code can jump into the middle of the block.
-    #[test]
-    fn code_that_would_open_keys_is_not_made() {
-        let mut tables = Tables::default();
-        let mut cache = Cache::new(LAYOUT, &mut tables);
-        let mut add = |code: &[u8]| {
-            cache.add(
-                &mut tables,
-                0xffff_ffff_8100_0000,
-                code,
-                code.len(),
-                (false, false),
-                [0x1000; 2],
-            )
-        };
-        let compare = [0x3d, 0x0f, 0x01, 0xef, 0xc3, 0xf4]; // cmp eax, imm32; hlt
-        assert_eq!(add(&compare), Err(Refused::Untranslatable));
-        add(&[0x3d, 0x0f, 0x01, 0xee, 0xc3, 0xf4]).expect("another number");
-    }
-
-    /// A jump whose displacement would open keys leads out of its block, and is taken back like others.
-    #[test]
-    fn a_jump_that_would_open_keys_is_not_linked() {
-        const FROM: u64 = 0xffff_ffff_8100_0000;
-        let mut memory = Once::default();
-        let mut cache = Cache::new(LAYOUT, &mut memory);
-        let jump = [0xe9, 0xfb, 0x0f, 0, 0]; // to FROM + 1000h
-        let mut add = |memory: &mut Once, guest, code: &[u8], page| {
-            cache.add(memory, guest, code, code.len(), (false, false), [page; 2]).expect("a block");
-            cache.counters.linked
-        };
-        add(&mut memory, FROM, &jump, 0x1000);
-        memory.0 = true;
-        assert_eq!(add(&mut memory, FROM + 0x1000, &[0xf4], 0x2000), 0);
-        cache.drop_page(&mut memory, 0x2000);
-        cache
-            .add(&mut memory, FROM + 0x1000, &[0xf4], 1, (false, false), [0x2000; 2])
-            .expect("a block");
-        assert_eq!(cache.counters.linked, 1);
-    }
-
-    /// Refuses a displacement, once if it is told to.
-    #[derive(Default)]
-    struct Once(bool, std::cell::Cell<bool>);
-
-    impl CodeMemory for Once {
-        fn write_code(&mut self, _: u64, _: &[u8]) {}
-        fn is_closed(&self, _: u64, bytes: &[u8]) -> bool {
-            bytes.len() != 4 || !self.0 || self.1.replace(true)
-        }
-        fn write_table(&mut self, _: u64, _: u64) {}
-    }
-}
+mod tests;

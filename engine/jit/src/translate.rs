@@ -61,6 +61,7 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     if let Some(version) = request.version {
         emitter.gate(version);
     }
+    let mut read = 0;
     for left in (0..MAX_INSTRUCTIONS).rev() {
         if decoder.position() >= request.here {
             break;
@@ -72,21 +73,29 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
         let follower = match insn.mnemonic() {
-            Mnemonic::Sti if left != 0 && after < request.here => {
-                at(layout, request.bytes, after).map(|(_, rule)| rule)
-            }
+            Mnemonic::Sti if left != 0 && after < request.here => at(layout, request.bytes, after),
             Mnemonic::Swapgs => follower_of_swapgs(layout, request.bytes, after),
             _ => None,
         };
-        if emitter.instruction(&insn, bytes, follower) == Flow::Ends {
-            return Ok(emitter.finish(end));
+        read = read.max(follower.as_ref().map_or(after, |follower| follower.end));
+        if emitter.instruction(&insn, bytes, follower.map(|follower| follower.rule)) == Flow::Ends {
+            return Ok(emitter.finish(end, read));
         }
     }
     if end == request.guest {
         return Err(Untranslatable);
     }
     emitter.go_on(end);
-    Ok(emitter.finish(end))
+    Ok(emitter.finish(end, read))
+}
+
+/// An instruction behind the one that is translated.
+struct Follower {
+    /// The instruction, as if at GVA zero.
+    insn: Instruction,
+    rule: Rule,
+    /// The offset behind it in the bytes.
+    end: usize,
 }
 
 /// The decoder's next instruction, if it lies wholly in the bytes.
@@ -98,24 +107,26 @@ fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
     (decoder.last_error() != DecoderError::NoMoreBytes).then_some(insn)
 }
 
-/// The instruction at `offset` in the bytes, as if at GVA zero, and its rule.
-fn at(layout: &Layout, bytes: &[u8], offset: usize) -> Option<(Instruction, Rule)> {
+/// The instruction at `offset` in the bytes.
+fn at(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Follower> {
     let insn = next(&mut Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE))?;
-    Some((insn, rule(&insn, layout.level)))
+    Some(Follower { insn, rule: rule(&insn, layout.level), end: offset + insn.len() })
 }
 
-/// The rule of the first instruction at or behind `offset` that is neither a NOP nor a jump forward. Between SWAPGS and
+/// The first instruction at or behind `offset` that is neither a NOP nor a jump forward. Between SWAPGS and
 /// the return to user code Linux has an instruction that clears CPU buffers, and on CPUs that need none a NOP or a jump
 /// over it.
-fn follower_of_swapgs(layout: &Layout, bytes: &[u8], mut offset: usize) -> Option<Rule> {
+fn follower_of_swapgs(layout: &Layout, bytes: &[u8], mut offset: usize) -> Option<Follower> {
     loop {
-        match at(layout, bytes, offset)? {
-            (insn, Rule::Jump) => {
-                let forward = usize::try_from(insn.near_branch_target()).ok().filter(|by| *by > 0);
-                offset = offset.checked_add(forward?)?;
-            }
-            (insn, _) if insn.mnemonic() == Mnemonic::Nop => offset += insn.len(),
-            (_, other) => return Some(other),
+        let follower = at(layout, bytes, offset)?;
+        if follower.rule == Rule::Jump {
+            let target = follower.insn.near_branch_target();
+            let forward = usize::try_from(target).ok().filter(|by| *by > 0);
+            offset = offset.checked_add(forward?)?;
+        } else if follower.insn.mnemonic() == Mnemonic::Nop {
+            offset = follower.end;
+        } else {
+            return Some(follower);
         }
     }
 }

@@ -1,11 +1,14 @@
 //! The code cache against a model: whatever is made, dropped, shown again and cleared, in whatever order, nothing
-//! leads to a block but what asks for its guest address, and to none that was dropped.
+//! leads to a block but what asks for its guest address, and to none that was dropped. So it is with blocks that were kept.
 
 mod support;
 
 use jit::{
     Layout, Request,
-    cache::{Cache, CodeMemory, CodeUser, Refused},
+    cache::{
+        Cache, CodeMemory, CodeUser, Refused,
+        kept::{Keeper, Kept, MadeBlock, Sleeper},
+    },
     stubs, translate,
 };
 use std::{collections::HashMap, sync::LazyLock};
@@ -21,6 +24,14 @@ static GUESTS: LazyLock<Vec<u64>> = LazyLock::new(|| {
 const BLOCKS: u64 = 160;
 const PAGES: u64 = 16;
 const LENGTH: usize = 16;
+/// GVAs of blocks of which so many lie in a page.
+static PAGEWISE: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let page = |index: u64| 0xffff_ffff_8100_0000 + ((index / PER_PAGE) << 12);
+    (0..BLOCKS).map(|index| page(index) + index % PER_PAGE * 32).collect()
+});
+const PER_PAGE: u64 = 8;
+/// Groups of blocks that are kept of each page.
+const GROUPS: u16 = 3;
 
 /// What wedges see.
 #[derive(Default)]
@@ -77,12 +88,9 @@ impl Random {
     }
 }
 
-fn guest(index: u64) -> u64 {
-    GUESTS[index as usize]
-}
-
-/// Jumps or calls, perhaps under a condition, to another block.
-fn code(index: u64, random: &mut Random) -> [u8; LENGTH] {
+/// Jumps or calls, perhaps under a condition, to another of these blocks.
+fn code(guests: &[u64], index: u64, random: &mut Random) -> [u8; LENGTH] {
+    let guest = |index: u64| guests[index as usize];
     let mut bytes = [0x90; LENGTH];
     let mut at = 0;
     for opcode in [&[0x0f, 0x84][..], if random.below(2) == 0 { &[0xe8] } else { &[0xe9] }] {
@@ -95,8 +103,32 @@ fn code(index: u64, random: &mut Random) -> [u8; LENGTH] {
     bytes
 }
 
+/// What a keeper makes of blocks, each of which it is told of so often.
+fn kept(layout: Layout, guests: &[u64], code: &[[u8; LENGTH]]) -> Vec<u8> {
+    let made = |times| {
+        let blocks = guests.iter().zip(code);
+        blocks.map(move |(guest, bytes)| MadeBlock {
+            guest: *guest,
+            ac: false,
+            times,
+            len: LENGTH,
+            bytes,
+        })
+    };
+    let mut all: Vec<_> = (0..GROUPS).flat_map(made).collect();
+    all.sort_by_key(MadeBlock::rank);
+    let mut keeper = Keeper::new(layout);
+    all.iter().for_each(|made| keeper.add(made).expect("a block"));
+    keeper.finish()
+}
+
 struct Model {
-    several: bool,
+    layout: Layout,
+    guests: &'static [u64],
+    /// The code of the blocks that were kept, if some were.
+    kept: Option<Vec<[u8; LENGTH]>>,
+    /// How many groups have woken as a whole, and how many in part.
+    woken: [u32; 2],
     cache: Cache,
     users: [CodeUser; 2],
     memory: Memory,
@@ -107,12 +139,38 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
+        let layout = Layout { several: seed % 2 == 1, ..LAYOUT };
+        Self::of(seed, layout, &GUESTS, |layout, memory, _| Cache::new(layout, memory))
+    }
+
+    /// With blocks from the start.
+    fn with_kept(seed: u64) -> Self {
+        let cache_len = stubs::LEN + 0xd000;
+        let layout = Layout { several: seed % 2 == 1, cache_len, ..LAYOUT };
+        let mut model = Self::of(seed, layout, &PAGEWISE, |layout, memory, code| {
+            let kept = Kept::parse(&layout, kept(layout, &PAGEWISE, code));
+            Cache::with_kept(layout, memory, kept.expect("blocks that were kept"))
+        });
+        model.kept = Some(model.code.clone());
+        model
+    }
+
+    fn of(
+        seed: u64,
+        layout: Layout,
+        guests: &'static [u64],
+        cache: impl FnOnce(Layout, &mut Memory, &[[u8; LENGTH]]) -> Cache,
+    ) -> Self {
         let (mut memory, mut random) = (Memory::default(), Random(seed));
-        let several = seed % 2 == 1;
-        let mut cache = Cache::new(Layout { several, ..LAYOUT }, &mut memory);
+        let code: Vec<_> = (0..BLOCKS).map(|index| code(guests, index, &mut random)).collect();
+        let mut cache = cache(layout, &mut memory, &code);
         let users = [cache.add_user(), cache.add_user()];
-        let code = (0..BLOCKS).map(|index| code(index, &mut random)).collect();
-        Self { several, cache, users, memory, code, random, full: 0 }
+        let (kept, woken, full) = Default::default();
+        Self { layout, guests, kept, woken, cache, users, memory, code, random, full }
+    }
+
+    fn guest(&self, index: u64) -> u64 {
+        self.guests[index as usize]
     }
 
     fn step(&mut self) {
@@ -120,16 +178,41 @@ impl Model {
         match self.random.below(20) {
             0..=1 => self.write_page(index % PAGES),
             2..=4 => self.cache.pass(&mut self.memory, self.users[(index % 2) as usize]),
-            5..=6 => self.cache.publish(&mut self.memory, guest(index), false),
-            _ if self.cache.find(guest(index), false).is_none() => self.add(index),
+            5..=6 => self.cache.publish(&mut self.memory, self.guests[index as usize], false),
+            7..=9 if self.kept.is_some() => self.wake(index),
+            _ if self.cache.find(self.guest(index), false).is_none() => self.add(index),
             _ => {}
         }
+    }
+
+    /// Wakes the blocks of a group of a block's page whose code is what it was, and for which there are no others.
+    fn wake(&mut self, index: u64) {
+        let times = self.random.below(GROUPS.into()) as u16;
+        let Some(group) = self.cache.sleeping(self.guest(index), times) else { return };
+        let pages = |sleeper: Sleeper| {
+            let made = self.cache.made_from(sleeper)?;
+            let index = self.guests.iter().position(|guest| *guest == made.guest)?;
+            let same = self.code[index].starts_with(made.bytes);
+            let page = (index as u64 % PAGES) << 12;
+            let can = same && self.cache.find(made.guest, false).is_none();
+            can.then_some((sleeper, [page; 2]))
+        };
+        let blocks: Vec<_> = group.all().filter_map(pages).collect();
+        self.cache.wake(&mut self.memory, &group, &blocks);
+        self.woken[usize::from(blocks.len() < PER_PAGE as usize)] += 1;
     }
 
     fn add(&mut self, index: u64) {
         let (bytes, page) = (self.code[index as usize], (index % PAGES) << 12);
         let memory = &mut self.memory;
-        let made = self.cache.add(memory, guest(index), &bytes, LENGTH, (false, false), [page; 2]);
+        let made = self.cache.add(
+            memory,
+            self.guests[index as usize],
+            &bytes,
+            LENGTH,
+            (false, false),
+            [page; 2],
+        );
         if made == Err(Refused::Full) {
             self.full += 1;
             self.cache.clear(memory);
@@ -138,7 +221,11 @@ impl Model {
 
     fn write_page(&mut self, page: u64) {
         for index in (page..BLOCKS).step_by(PAGES as usize) {
-            self.code[index as usize] = code(index, &mut self.random);
+            let before = self.kept.as_ref().filter(|_| self.random.below(4) != 0);
+            self.code[index as usize] = match before {
+                Some(kept) => kept[index as usize],
+                None => code(self.guests, index, &mut self.random),
+            };
         }
         self.cache.drop_page(&mut self.memory, page << 12);
     }
@@ -148,7 +235,8 @@ impl Model {
     }
 
     fn check_block(&self, index: u64) {
-        let (gva, host) = (guest(index), self.cache.find(guest(index), false));
+        let gva = self.guest(index);
+        let host = self.cache.find(gva, false);
         let (key, value) = stubs::table_slot(gva);
         if self.memory.word(key as u64) == gva.wrapping_neg() {
             assert_eq!(Some(self.memory.word(value as u64)), host, "table, {gva:x}");
@@ -168,8 +256,7 @@ impl Model {
             stubs: host + 0x1000,
             cache_offset,
         };
-        let layout = Layout { several: self.several, ..LAYOUT };
-        for link in translate(&layout, &request).expect("a block").links {
+        for link in translate(&self.layout, &request).expect("a block").links {
             let leads = self.memory.target(host + u64::from(link.displacement));
             match self.cache.find(link.target, false) {
                 Some(block) => assert_eq!(leads, block, "from {gva:x}"),
@@ -197,6 +284,33 @@ fn nothing_leads_to_a_block_that_was_dropped() {
         full += model.full;
     }
     assert!(full > 10, "cleared {full} times");
+}
+
+#[test]
+fn nothing_leads_to_a_block_that_sleeps() {
+    let (mut full, mut woken) = (0, [0; 2]);
+    for seed in 0..40 {
+        let mut model = Model::with_kept(seed);
+        model.check();
+        for _ in 0..400 {
+            model.step();
+            model.check();
+        }
+        full += model.full;
+        woken = [0, 1].map(|which| woken[which] + model.woken[which]);
+    }
+    assert!(full > 10 && woken.iter().all(|woken| *woken > 100), "full {full}, woken {woken:?}");
+}
+
+#[test]
+fn what_is_not_as_it_was_kept_is_refused() {
+    let mut random = Random(1);
+    let code: Vec<_> = (0..16).map(|index| code(&PAGEWISE[..160], index, &mut random)).collect();
+    let all = kept(LAYOUT, &PAGEWISE[..16], &code);
+    assert!(Kept::parse(&LAYOUT, all.clone()).is_some());
+    assert!(Kept::parse(&Layout { several: true, ..LAYOUT }, all.clone()).is_none());
+    let cut_off = |len: usize| Kept::parse(&LAYOUT, all[..len].to_vec());
+    assert!((0..all.len()).step_by(3).all(|len| cut_off(len).is_none()));
 }
 
 /// The slots of dropped blocks come to other addresses. Otherwise a kernel that runs for days would use up the searched
@@ -227,14 +341,14 @@ fn jumps_that_are_changed_lie_in_one_word() {
     let layout = Layout { several: true, ..LAYOUT };
     let mut random = Random(1);
     for index in 0..BLOCKS {
-        let bytes = code(index, &mut random);
+        let bytes = code(&GUESTS, index, &mut random);
         let host = LAYOUT.cache + stubs::LEN;
         // At any distance from a word's start.
         for skipped in 0..8 {
             let bytes = [&[0x90; 8][..skipped], &bytes].concat();
             let here = bytes.len();
             let request = Request {
-                guest: guest(index),
+                guest: GUESTS[index as usize],
                 bytes: &bytes,
                 here,
                 ac: false,

@@ -21,6 +21,20 @@ pub const fn may_begin(last: [u8; 2]) -> bool {
     matches!(last, [_, 0x0f] | [0x0f, 0x01 | 0xae])
 }
 
+/// New bytes at an offset into code have them, alone or with those beside. `old` is what lies there now.
+pub fn opened(offset: u64, bytes: &[u8], old: impl Fn(u64) -> u8) -> bool {
+    let before = [2, 1].map(|far| offset.checked_sub(far).map_or(0, &old));
+    let behind = [0, 1].map(|far| old(offset + bytes.len() as u64 + far));
+    let byte = |at: usize| match at.checked_sub(2) {
+        None => before[at],
+        Some(at) => bytes.get(at).copied().unwrap_or_else(|| behind[at - bytes.len()]),
+    };
+    let open = |first: usize| opens([0, 1, 2].map(|n| byte(first + n)));
+    // Three bytes cross a border of the new ones if they begin in the last two bytes before it.
+    let across = |border: usize| (border..border + 2).any(open);
+    find(bytes).is_some() || across(0) || across(bytes.len())
+}
+
 /// Where the first of them is.
 pub fn find(code: &[u8]) -> Option<usize> {
     let mut bytes = code.windows(3);

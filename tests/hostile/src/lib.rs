@@ -19,6 +19,7 @@
 //! | `chipset` | accesses to ports and MMIO, and time | a panic |
 //! | `interpreter` | registers and code | a panic |
 //! | `translator` | code at any address | a panic; blocks that do not lie in the cache |
+//! | `keeper` | what a machine has noted of its kernel's blocks | a panic; code that opens protection keys |
 //! | `wedge` | an exit, reports of mappings | what is believed is no whole page of the guest's |
 //! | `debugger` | packets of GDB's protocol | a panic; the machine hangs |
 //! | `services` | requests and orders of those who trace, sample and watch | a panic; the machine hangs |
@@ -53,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     targets::chipset::TARGET,
     targets::interpreter::TARGET,
     targets::translator::TARGET,
+    targets::keeper::TARGET,
     targets::wedge::TARGET,
     targets::scenario::TARGET,
     targets::debugger::TARGET,

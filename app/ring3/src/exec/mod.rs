@@ -163,7 +163,7 @@ fn make(
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);
     let clock = machine::ready(clock);
-    let blocks = arguments.engine.known_blocks.of(&made.description.kernel);
+    let blocks = arguments.engine.known_blocks.of(&made.description.kernel, made.description.cpus);
     let (console, known) = (Box::new(tail.clone()), blocks.blocks());
     let host_parts = machine::host(clock.clone(), console, attachments, known);
     let machine = Machine::build(&made.description, host_parts)?;

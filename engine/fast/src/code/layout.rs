@@ -19,7 +19,7 @@ pub enum Operands {
 
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
-pub(super) fn layout(level: Level, base: Base, (several, operands): (bool, Operands)) -> Layout {
+pub fn layout(level: Level, base: Base, (several, operands): (bool, Operands)) -> Layout {
     let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,

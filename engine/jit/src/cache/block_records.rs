@@ -4,6 +4,8 @@
 //! jumps lie in a vector each, those of a block end where the next one's begin, and what marks have to undo is
 //! one of a few hundred combinations. Nothing is taken out before all is.
 
+mod kept;
+
 use super::{Key, Source, Variant};
 use crate::{
     Link,
@@ -32,10 +34,18 @@ struct Placed {
     /// Offset of the code behind the gate (`emit/gate.rs`); zero if there is no gate, or one for two pages.
     body: u16,
     variant: Variant,
-    /// It has not been dropped.
-    live: bool,
+    state: State,
     /// Writes to pages of code before it was made.
     writes: u64,
+}
+
+/// What has become of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It was there from the start ([`super::kept`]), and has not been asked for.
+    Asleep,
+    Live,
+    Dropped,
 }
 
 /// A mark in six bytes.
@@ -57,6 +67,8 @@ pub(super) struct Jump {
     pub from: Number,
     /// The next one in the list it is in.
     pub next: Number,
+    /// The block that it leads to from the start ([`super::kept`]).
+    pub kept_to: Number,
     displacement: u16,
     variant: Variant,
 }
@@ -124,7 +136,7 @@ impl BlockRecords {
         let number = self.blocks.len() as Number;
         let placed = Placed {
             guest: block.guest,
-            pages: pages.map(|offset| (offset >> 12) as u32),
+            pages: page_numbers(pages),
             first_mark: self.marks.len() as Number,
             first_jump: self.jumps.len() as Number,
             incoming: NONE,
@@ -132,7 +144,7 @@ impl BlockRecords {
             len: block.code.len() as u16,
             body: if pages[0] == pages[1] { block.body as u16 } else { 0 },
             variant,
-            live: true,
+            state: State::Live,
             writes,
         };
         self.starts.push(block.host);
@@ -181,7 +193,19 @@ impl BlockRecords {
 
     /// A block has not been dropped.
     pub fn is_live(&self, number: Number) -> bool {
-        self.blocks[number as usize].live
+        self.blocks[number as usize].state == State::Live
+    }
+
+    /// A block that was there from the start has not been asked for.
+    pub fn is_asleep(&self, number: Number) -> bool {
+        self.blocks[number as usize].state == State::Asleep
+    }
+
+    /// Has a block be live that was asleep.
+    pub fn wake(&mut self, number: Number, pages: [u64; 2], writes: u64) {
+        let block = &mut self.blocks[number as usize];
+        block.pages = page_numbers(pages);
+        (block.state, block.writes) = (State::Live, writes);
     }
 
     /// How many writes to pages of code there had been before a block was made.
@@ -191,7 +215,12 @@ impl BlockRecords {
 
     /// Notes that a block is dropped; false if it was already.
     pub fn drop(&mut self, number: Number) -> bool {
-        std::mem::take(&mut self.blocks[number as usize].live)
+        let state = &mut self.blocks[number as usize].state;
+        let was_live = *state == State::Live;
+        if was_live {
+            *state = State::Dropped;
+        }
+        was_live
     }
 
     /// The block that an HVA lies in, if it has not been dropped.
@@ -229,9 +258,10 @@ impl BlockRecords {
         &mut self.blocks[number as usize].incoming
     }
 
-    /// HVA of each block, and what it was made from.
+    /// HVA of each block that is or was live, and what it was made from.
     pub fn all(&self) -> impl Iterator<Item = (u64, Source)> {
-        (0..self.blocks.len() as Number).map(|number| (self.host(number), self.source(number)))
+        let all = (0..self.blocks.len() as Number).filter(|number| !self.is_asleep(*number));
+        all.map(|number| (self.host(number), self.source(number)))
     }
 
     /// What a block was made from.
@@ -244,6 +274,11 @@ impl BlockRecords {
             pages: block.pages.map(|page| u64::from(page) << 12),
         }
     }
+}
+
+/// The page numbers of RAM offsets.
+fn page_numbers(pages: [u64; 2]) -> [u32; 2] {
+    pages.map(|offset| (offset >> 12) as u32)
 }
 
 impl Jump {
@@ -260,6 +295,7 @@ impl Jump {
             target: link.target,
             from,
             next: NONE,
+            kept_to: NONE,
             displacement: link.displacement as u16,
             variant,
         }

@@ -21,7 +21,13 @@ impl Cache {
             }
         }
         for jump in self.records.jumps_of(number) {
-            let key = self.records.jumps[jump as usize].key();
+            let at = &mut self.records.jumps[jump as usize];
+            if at.kept_to != NONE {
+                at.kept_to = NONE;
+                self.counters.linked += 1;
+                continue;
+            }
+            let key = at.key();
             match self.number(key).filter(|to| self.trials.over(*to)) {
                 Some(to) => self.connect(memory, jump, to),
                 None => self.wait(jump),

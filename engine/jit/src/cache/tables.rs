@@ -145,7 +145,7 @@ impl Tables {
     /// Has the tables not lead to a block any more.
     pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key) {
         self.empty(memory, key);
-        let slot = searched_for(key).and_then(|guest| self.deep_slot_of(guest, guest));
+        let slot = searched_for(key).and_then(|guest| self.deep_slot_of(guest));
         if let Some(slot) = slot {
             memory.write_table(deep_key(slot), empty_deep(slot));
             match &mut self.shared {
@@ -155,16 +155,22 @@ impl Tables {
         }
     }
 
-    /// The first slot, of those of the searched table where a GVA can be, that is an owner's: the GVA, or zero for nobody.
-    fn deep_slot_of(&self, guest: u64, owner: u64) -> Option<usize> {
-        deep_slots(guest).find(|at| self.deep[*at] == owner)
+    /// The slot of the searched table that is a GVA's.
+    fn deep_slot_of(&self, guest: u64) -> Option<usize> {
+        deep_slots(guest).find(|at| self.deep[*at] == guest)
     }
 
     /// Puts a block into the searched table, if there is room for it: into the slot that is its address's, or one that
     /// is nobody's.
     fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
-        let of = |owner| self.deep_slot_of(guest, owner);
-        let Some(slot) = of(guest).or_else(|| of(0)) else { return };
+        let mut free = None;
+        let own = deep_slots(guest).find(|at| {
+            if self.deep[*at] == 0 {
+                free = free.or(Some(*at));
+            }
+            self.deep[*at] == guest
+        });
+        let Some(slot) = own.or(free) else { return };
         self.deep[slot] = guest;
         if let Some(shared) = &mut self.shared {
             shared.deep_emptied[slot] = 0;

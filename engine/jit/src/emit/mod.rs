@@ -264,8 +264,8 @@ impl<'a> Emitter<'a> {
         stubs.finish()
     }
 
-    /// The block, ending before guest address `end`.
-    pub fn finish(mut self, end: u64) -> Block {
+    /// The block, ending before guest address `end`. So many of the bytes were `read`.
+    pub fn finish(mut self, end: u64, read: usize) -> Block {
         self.emit_misses();
         self.emit_refusals();
         self.emit_gates();
@@ -274,6 +274,7 @@ impl<'a> Emitter<'a> {
         Block {
             guest: self.request.guest,
             guest_len: end.wrapping_sub(self.request.guest) as u32,
+            read: read as u32,
             ac: self.request.ac,
             host: self.request.host,
             code: self.asm.finish(),

@@ -5,6 +5,7 @@ pub(crate) mod chipset;
 pub(crate) mod debugger;
 pub(crate) mod fuse;
 pub(crate) mod interpreter;
+pub(crate) mod keeper;
 pub(crate) mod kernel;
 pub(crate) mod linux;
 pub(crate) mod monitor;

@@ -1,0 +1,267 @@
+//! Blocks that are kept: translated once, for many caches.
+//!
+//! The code of a kernel's block depends on nothing but the layout and the guest's bytes and address. So what one process
+//! has translated others can use where they find the same bytes at the same address. [`Keeper`] gives each block the place
+//! that it has in all caches of this layout, so that neither code nor records have to be changed. A cache that begins with
+//! blocks that were kept has all of them from the start, asleep: nothing leads to them before they are woken
+//! ([`Cache::wake`]).
+//!
+//! They wake in groups: the blocks of a page that were made after the blocks of the page had been dropped as often. Within a
+//! group jumps are linked already. If some blocks of a group cannot be woken, those links are taken back first.
+
+mod keeper;
+pub(super) mod packed;
+
+use super::{
+    Cache, CodeMemory,
+    block_records::{BlockRecords, NONE, Number},
+};
+use crate::{Layout, stubs};
+pub use keeper::Keeper;
+use packed::PackedTables;
+use std::ops::Range;
+
+/// A block of a kernel's code that somebody has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeBlock<'a> {
+    /// GVA of the first instruction.
+    pub guest: u64,
+    /// The virtual RFLAGS.AC.
+    pub ac: bool,
+    /// How often blocks of its page had been dropped.
+    pub times: u16,
+    /// PackedTables of its instructions.
+    pub len: usize,
+    /// Those, and what else was looked at behind them.
+    pub bytes: &'a [u8],
+}
+
+impl MadeBlock<'_> {
+    /// What blocks are kept in the order of: those of a group one behind the other.
+    #[must_use]
+    pub fn rank(&self) -> (u64, u16, u64, bool) {
+        (page(self.guest), self.times, self.guest, self.ac)
+    }
+}
+
+/// GVA of the page that an address lies in.
+fn page(guest: u64) -> u64 {
+    guest & !0xfff
+}
+
+/// Blocks that were kept, for one cache.
+pub struct Kept {
+    layout: Layout,
+    all: Vec<u8>,
+    code: Range<usize>,
+    stubs: Range<usize>,
+    records: BlockRecords,
+    sleepers: Sleepers,
+}
+
+/// What the blocks of a cache that were there from the start have been made from.
+pub(super) struct Sleepers {
+    groups: Vec<Group>,
+    /// Where the bytes of each block end among all bytes.
+    ends: Vec<u32>,
+    bytes: Vec<u8>,
+}
+
+/// The blocks of a page that were made after its blocks had been dropped as often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Group {
+    /// GVA.
+    page: u64,
+    times: u16,
+    /// The first block. The others are up to the first of the next group.
+    first: Number,
+}
+
+impl Group {
+    fn encoded(&self) -> [u8; 14] {
+        let mut bytes = [0; 14];
+        bytes[..8].copy_from_slice(&self.page.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.times.to_le_bytes());
+        bytes[10..].copy_from_slice(&self.first.to_le_bytes());
+        bytes
+    }
+
+    fn decoded(bytes: &[u8; 14]) -> Self {
+        let [page @ .., a, b, c, d, e, f] = bytes;
+        Self {
+            page: u64::from_le_bytes(*page),
+            times: u16::from_le_bytes([*a, *b]),
+            first: u32::from_le_bytes([*c, *d, *e, *f]),
+        }
+    }
+}
+
+impl Kept {
+    /// The blocks that a [`Keeper`] has made for caches of this layout; `None` if these are not such.
+    #[must_use]
+    pub fn parse(layout: &Layout, all: Vec<u8>) -> Option<Self> {
+        let mut from = PackedTables::of(&all);
+        if from.bytes()? != format!("{layout:?}").as_bytes() {
+            return None;
+        }
+        let (code, stubs) = (from.range()?, from.range()?);
+        let records = BlockRecords::decode(layout.cache, &mut from)?;
+        let groups: Vec<_> = from.table()?.iter().map(Group::decoded).collect();
+        let ends: Vec<_> = from.table()?.iter().map(|end| u32::from_le_bytes(*end)).collect();
+        let bytes = from.bytes()?.to_vec();
+        let whole = ends.len() == records.len()
+            && ends.is_sorted()
+            && ends.last().is_none_or(|last| *last as usize == bytes.len())
+            && groups.is_sorted_by_key(|group| (group.page, group.times))
+            && groups.is_sorted_by_key(|group| group.first)
+            && groups.iter().all(|group| (group.first as usize) < ends.len())
+            && stubs.len() as u64 == records.jumps.len() as u64 * stubs::MISSED_LEN
+            && (code.len() + stubs.len()) as u64 + stubs::LEN + 16 <= layout.cache_len;
+        let sleepers = Sleepers { groups, ends, bytes };
+        let is_of =
+            |group: usize, number| page(records.key(number).0) == sleepers.groups[group].page;
+        let in_place = |group| sleepers.blocks(group).all(|number| is_of(group, number));
+        let whole = whole && (0..sleepers.groups.len()).all(in_place);
+        whole.then_some(Self { layout: *layout, all, code, stubs, records, sleepers })
+    }
+
+    /// They are for caches of this layout.
+    #[must_use]
+    pub fn is_for(&self, layout: &Layout) -> bool {
+        self.layout == *layout
+    }
+}
+
+/// A block that was there from the start, and has not been asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sleeper(Number);
+
+/// All blocks of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sleeping(Range<Number>);
+
+impl Sleeping {
+    /// Each of its blocks; some may be awake.
+    pub fn all(&self) -> impl Iterator<Item = Sleeper> + use<> {
+        self.0.clone().map(Sleeper)
+    }
+}
+
+impl Sleepers {
+    fn bytes_of(&self, number: Number) -> &[u8] {
+        let end = |number: Number| self.ends[number as usize] as usize;
+        &self.bytes[number.checked_sub(1).map_or(0, end)..end(number)]
+    }
+
+    /// The indices of the groups of a page.
+    fn of_page(&self, page: u64) -> Range<usize> {
+        let first = self.groups.partition_point(|group| group.page < page);
+        let count = self.groups[first..].iter().take_while(|group| group.page == page).count();
+        first..first + count
+    }
+
+    fn blocks(&self, group: usize) -> Range<Number> {
+        let next = self.groups.get(group + 1).map(|next| next.first);
+        self.groups[group].first..next.unwrap_or(self.ends.len() as Number)
+    }
+}
+
+impl Cache {
+    /// A cache that has these blocks from the start; writes all of their code.
+    pub fn with_kept(layout: Layout, memory: &mut impl CodeMemory, kept: Kept) -> Self {
+        let mut cache = Self::new(layout, memory);
+        let Kept { all, code, stubs, records, sleepers, .. } = kept;
+        let end = (cache.next + code.len() as u64).next_multiple_of(16);
+        memory.write_code(cache.next, &all[code]);
+        memory.write_code(layout.cache_len - stubs.len() as u64, &all[stubs]);
+        cache.next = end;
+        cache.by_guest.reserve(records.len());
+        cache.records = records;
+        cache.sleepers = Some(sleepers);
+        cache
+    }
+
+    /// There are blocks that were there from the start.
+    pub fn has_sleepers(&self) -> bool {
+        self.sleepers.is_some()
+    }
+
+    /// Blocks of the page of RAM at `page` are there.
+    pub fn has_code_of(&self, page: u64) -> bool {
+        self.by_page.get(&page).is_some_and(|blocks| !blocks.is_empty())
+    }
+
+    /// The blocks of the page at a GVA that were there from the start, and that were made after blocks of the page had been dropped so
+    /// many times.
+    pub fn sleeping(&self, guest: u64, times: u16) -> Option<Sleeping> {
+        let sleepers = self.sleepers.as_ref()?;
+        let mut groups = sleepers.of_page(page(guest));
+        let group = groups.find(|group| sleepers.groups[*group].times == times)?;
+        Some(Sleeping(sleepers.blocks(group)))
+    }
+
+    /// The blocks at a GVA for a value of the virtual RFLAGS.AC that are asleep, and the groups that each is of.
+    pub fn sleepers_at(&self, guest: u64, ac: bool) -> Vec<(Sleeper, Sleeping)> {
+        let Some(sleepers) = &self.sleepers else { return Vec::new() };
+        let key = (guest, ac.into());
+        let in_group = |group: usize| {
+            let blocks = sleepers.blocks(group);
+            let mut those = blocks.clone().filter(|number| self.records.key(*number) == key);
+            let asleep = those.find(|number| self.records.is_asleep(*number))?;
+            Some((Sleeper(asleep), Sleeping(blocks)))
+        };
+        sleepers.of_page(page(guest)).filter_map(in_group).collect()
+    }
+
+    /// What a block was made from; `None` if it is awake.
+    pub fn made_from(&self, Sleeper(number): Sleeper) -> Option<MadeBlock<'_>> {
+        let sleepers = self.sleepers.as_ref().filter(|_| self.records.is_asleep(number))?;
+        let (guest, variant) = self.records.key(number);
+        let group =
+            sleepers.groups.partition_point(|group| group.first <= number).checked_sub(1)?;
+        Some(MadeBlock {
+            guest,
+            ac: variant == true.into(),
+            times: sleepers.groups[group].times,
+            len: self.records.source(number).guest_len as usize,
+            bytes: sleepers.bytes_of(number),
+        })
+    }
+
+    /// Has blocks of a group be like any others. The bytes that each was made from lie at its guest address, in the RAM pages
+    /// beside it (both the same if they lie in one).
+    pub fn wake(
+        &mut self,
+        memory: &mut impl CodeMemory,
+        Sleeping(group): &Sleeping,
+        blocks: &[(Sleeper, [u64; 2])],
+    ) {
+        if blocks.len() < group.len() {
+            self.loosen(memory, group.clone());
+        }
+        for (Sleeper(number), pages) in blocks {
+            self.records.wake(*number, *pages, self.writes);
+            self.file(*number, *pages);
+        }
+        // Not before: they lead to each other.
+        for (Sleeper(number), _) in blocks {
+            self.integrate(memory, *number);
+        }
+        self.counters.woken += blocks.len() as u64;
+        self.ahead.clear();
+    }
+
+    /// Takes back the links that a group has had from the start.
+    fn loosen(&mut self, memory: &mut impl CodeMemory, group: Range<Number>) {
+        for number in group {
+            for jump in self.records.jumps_of(number) {
+                let to = std::mem::replace(&mut self.records.jumps[jump as usize].kept_to, NONE);
+                if to != NONE {
+                    self.point_back(memory, jump);
+                    self.records.jumps[jump as usize].next = NONE;
+                    *self.records.incoming(to) = NONE;
+                }
+            }
+        }
+    }
+}
