@@ -30,7 +30,7 @@ pub struct MadeBlock<'a> {
     pub ac: bool,
     /// How often blocks of its page had been dropped.
     pub times: u16,
-    /// PackedTables of its instructions.
+    /// Bytes of its instructions.
     pub len: usize,
     /// Those, and what else was looked at behind them.
     pub bytes: &'a [u8],

@@ -6,7 +6,7 @@ use crate::{
     recover::{Bias, Fixes},
 };
 
-/// PackedTables of a [`Kind`].
+/// Bytes of a [`Kind`].
 const KIND: usize = 8;
 /// How there being no bias, and the fixed one, are written; a register's is the register's number.
 const NO_BIAS: u8 = u8::MAX;

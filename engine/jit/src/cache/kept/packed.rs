@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// PackedTables that tables are taken from, the first one first.
+/// Bytes that tables are taken from, the first one first.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) struct PackedTables<'a> {
     all: &'a [u8],
