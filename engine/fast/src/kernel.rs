@@ -13,12 +13,13 @@ use jit::{Level, cache::Position};
 use wedge::Error;
 use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use x86::{
+    Activity,
     exception::pf,
     flags,
     paging::{self, Access, Roots},
     reg, vector,
 };
-use x86_interp::{System, pending};
+use x86_interp::{GuestRam, System, pending};
 
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
@@ -26,6 +27,8 @@ const SIGSEGV: u64 = 11;
 const PUSHFQ: u8 = 0x9c;
 /// Host instructions between two boundaries of the guest's at the most.
 const MAX_STEPS: u64 = 100_000;
+/// Instructions interpreted with a write to code: Linux's memcpy has its second store four behind its first.
+const PATCH: usize = 16;
 
 impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
@@ -301,6 +304,23 @@ impl Fast {
         self.interpret();
         if self.board.traffic().0 != before && guest >= self.pages.base().kernel_start() {
             self.code.note_device(guest);
+        }
+        if self.board.ram().has_stale_code() {
+            self.patch_on();
+        }
+    }
+
+    /// Interprets what follows a write to code while no interrupt can be taken. Linux writes an instruction by two stores, with
+    /// interrupts off. By translated code the second would be a fault, too, and the page be mapped for it, and closed again
+    /// as soon as code on it runs.
+    fn patch_on(&mut self) {
+        for _ in 0..PATCH {
+            let vcpu = &self.cpu.vcpu;
+            let undisturbed = vcpu.activity == Activity::Running && vcpu.rflags & flags::IF == 0;
+            if !undisturbed || vcpu.cpl() == 3 || self.cpu.is_at_breakpoint(&mut self.board) {
+                return;
+            }
+            self.interpret();
         }
     }
 

@@ -6,6 +6,7 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Engine, VcpuRequests};
+use iced_x86::code_asm::*;
 use jit::Level;
 use ram::Ram;
 use std::{fs, sync::Arc, thread, time::Duration};
@@ -354,4 +355,32 @@ fn a_wedge_has_no_rights_no_descriptor_but_ram_s_and_limits() {
     assert_eq!(read("oom_score_adj"), "1000\n", "the first that the host kills");
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("listed").count();
     assert_eq!(descriptors, 1, "guest RAM");
+}
+
+/// A kernel that writes instructions into a page that it executes in between.
+#[test]
+fn what_follows_a_write_to_code_is_interpreted_with_it() {
+    const TIMES: u32 = 100;
+    let mut a = CodeAssembler::new(64).expect("64 bits");
+    let mut again = a.create_label();
+    let code = (|| {
+        a.mov(ebx, TIMES)?;
+        a.mov(rdi, OTHER.0)?;
+        a.lea(rax, qword_ptr(rdi + 0x100))?;
+        a.set_label(&mut again)?;
+        a.call(rax)?;
+        a.mov(dword_ptr(rdi), ebx)?;
+        a.nop()?;
+        a.mov(dword_ptr(rdi + 4), ebx)?;
+        a.dec(ebx)?;
+        a.jne(again)?;
+        a.hlt()?;
+        a.assemble(CODE.0)
+    })();
+    let mut fast = machine(in_kernel(), User::Direct, &code.expect("encodable"), &[]);
+    fast.ram().write(OTHER.1 + 0x100, &[0xc3]); // ret
+    assert_eq!(fast.run(u64::MAX), Exit::Halted);
+    assert_eq!(fast.ram().load64(OTHER.1), 1 << 32 | 1, "the last two stores");
+    let faults = fast.statistics.exits[WedgeExit::KernelSignal.number()];
+    assert!(faults < u64::from(TIMES) / 2, "{faults} faults");
 }
