@@ -11,6 +11,8 @@ use wedge_abi::{
 };
 
 const PAGE: u64 = 4096;
+/// ENOMEM: where a part of a range is not mapped, what is before that part has been changed.
+const NOT_MAPPED: i64 = -12;
 
 /// Carries out what the monitor has ordered, up to the first that fails.
 pub fn obey(cx: &mut Context<'_>) {
@@ -132,7 +134,11 @@ fn protect(cx: &mut Context<'_>, start: u64, len: u64, rights: Rights) -> i64 {
         return open_code(cx, start, len, rights);
     }
     // SAFETY: as in `apply`.
-    unsafe { cx.protect(start, len, rights.bits()) }
+    match unsafe { cx.protect(start, len, rights.bits()) } {
+        // Nothing is mapped there, so nothing has too many rights.
+        NOT_MAPPED if len == PAGE => 0,
+        result => result,
+    }
 }
 
 /// Lets user code execute a page, a copy that has just been made and that nothing else can write. A page that

@@ -176,12 +176,15 @@ impl<W: Process> Mapper<W> {
     /// The RAM page at this offset may not be written without a fault any more.
     pub(super) fn protect(&mut self, offset: u64) -> Result<(), Error> {
         self.wedge.protect_lookups(offset);
+        let large = self.mappings.written_through_large(offset);
         for hva in self.mappings.take_writable(offset) {
-            self.unmap(hva, PAGE)?;
+            if !large.contains(&hva) {
+                self.unmap(hva, PAGE)?;
+            }
         }
-        for (hva, protection) in self.mappings.written_through_large(offset) {
+        for hva in large {
             self.mappings.count_cut();
-            self.wedge.order(mapping(hva, PAGE, offset, protection))?;
+            self.protect_range(hva, PAGE, Rights::READ)?;
         }
         Ok(())
     }
@@ -217,9 +220,13 @@ impl<W: Process> Mapper<W> {
 
     fn protect_pages(&mut self, pages: &[u64], rights: Rights) -> Result<(), Error> {
         for (start, end) in runs(pages, PAGE) {
-            self.wedge.order(MapCommand::Protect { start, len: end - start, rights })?;
+            self.protect_range(start, end - start, rights)?;
         }
         Ok(())
+    }
+
+    fn protect_range(&mut self, start: u64, len: u64, rights: Rights) -> Result<(), Error> {
+        self.wedge.order(MapCommand::Protect { start, len, rights })
     }
 
     /// Unmaps what a guest may have in a range.

@@ -138,11 +138,11 @@ impl Mappings {
         self.large.iter().filter_map(partly).collect()
     }
 
-    /// Where large mappings show the RAM page at this offset writable: HVA, and the protection without that right.
-    pub(super) fn written_through_large(&self, offset: u64) -> Vec<(u64, u64)> {
+    /// Where large mappings show the RAM page at this offset writable: HVAs.
+    pub(super) fn written_through_large(&self, offset: u64) -> Vec<u64> {
         let within = |l: &Large| l.writable && offset.wrapping_sub(l.offset) < l.len;
         let large = self.large.iter().filter(|(_, l)| within(l));
-        large.map(|(hva, l)| (hva + (offset - l.offset), l.protection & !WRITE)).collect()
+        large.map(|(hva, l)| hva + (offset - l.offset)).collect()
     }
 
     /// Something is about to be mapped at a place because of a translation.

@@ -5,18 +5,20 @@
 //! from one to the other never ends.
 
 use super::{
-    super::{LARGE, Place, WRITE, mappings::Large, protection, walk::large_leaf},
-    KERNEL_PAGE, Mapper, PAGE, runs,
+    super::{LARGE, Place, mappings::Large, protection, walk::large_leaf},
+    KERNEL_PAGE, Mapper, PAGE,
 };
 use crate::{process::Process, regions};
 use ram::Ram;
-use wedge::Error;
+use wedge::{Error, Rights};
 use wedge_abi::Base;
 use x86::paging::{Roots, Translation};
 use x86_interp::{GuestRam, RamPage};
 
 /// Bytes of kernel memory that may become one mapping, aligned to as many.
 const WINDOW: u64 = 32 * LARGE;
+/// The most bytes that are closed between two pages of code.
+const GAP: u64 = 16 * PAGE;
 
 impl<W: Process> Mapper<W> {
     /// Maps the large page around `place` as one mapping, with its neighbours of the same kind if it
@@ -64,8 +66,9 @@ impl<W: Process> Mapper<W> {
         }
         let pages = (0..len).step_by(PAGE as usize);
         let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
-        for (start, end) in runs(&code, PAGE) {
-            self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
+        for (start, end) in stretches(&code) {
+            self.mappings.count_cut();
+            self.protect_range(hva + start, end - start, Rights::READ)?;
         }
         Ok(())
     }
@@ -75,6 +78,19 @@ impl<W: Process> Mapper<W> {
         let gone = self.mappings.partly_covered(hva, len);
         self.drop_ranges(&gone)
     }
+}
+
+/// Ranges that have all of these pages, given in ascending order, and few others. Between pages of a kernel's text is more of
+/// it: to close that takes one order, and hardly any of it is written.
+fn stretches(pages: &[u64]) -> Vec<(u64, u64)> {
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    for page in pages {
+        match all.last_mut() {
+            Some((_, end)) if *page - *end <= GAP => *end = page + PAGE,
+            _ => all.push((*page, page + PAGE)),
+        }
+    }
+    all
 }
 
 /// The page tables say of every large page in a mapping what is mapped; with `global`, as global ones.
@@ -135,4 +151,17 @@ fn neighbour(
         == (like.writable, like.user, like.global, like.dirty);
     let expected = offset.wrapping_add(gva.wrapping_sub(base));
     same && large_page(ram, &found).is_some_and(|page| page.offset == expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_lie_near_each_other_are_closed_together() {
+        let pages = [1, 2, 5, 22, 40].map(|page| page * PAGE);
+        let expected = [(1, 23), (40, 41)].map(|(start, end)| (start * PAGE, end * PAGE));
+        assert_eq!(stretches(&pages), expected);
+        assert!(stretches(&[]).is_empty());
+    }
 }
