@@ -21,7 +21,7 @@ macro_rules! targets {
 
 targets! {
     kernel qcow2 block net fs vsock rng console pci fuse usernet sockets monitor server agent chipset interpreter translator
-    wedge scenario debugger services linux
+    keeper wedge scenario debugger services linux
 }
 
 /// Inputs that have failed are kept in `corpus/TARGET`, and do not fail any more.
