@@ -73,22 +73,23 @@ impl Context<'_> {
     /// Takes a range away.
     #[inline(never)]
     pub(crate) unsafe fn unmap(&mut self, at: u64, len: u64) -> i64 {
+        let order = [MUNMAP, at, len, 0, 0, 0];
         // SAFETY: as asked of the caller.
-        unsafe { self.change([MUNMAP, at, len, 0, 0, 0]) }
+        let result = unsafe { call(self.secret(), order) };
+        if result == 0 {
+            strict::have_done(self, order);
+        }
+        result
     }
 
     /// Gives a range other rights.
     #[inline(never)]
     pub(crate) unsafe fn protect(&mut self, at: u64, len: u64, rights: u64) -> i64 {
-        // SAFETY: as asked of the caller.
-        unsafe { self.change([MPROTECT, at, len, rights, 0, 0]) }
-    }
-
-    unsafe fn change(&mut self, order: [u64; 6]) -> i64 {
+        let order = [MPROTECT, at, len, rights, 0, 0];
         // SAFETY: as asked of the caller.
         let result = unsafe { call(self.secret(), order) };
         if result == 0 {
-            strict::have_done(self, order);
+            strict::have_changed(self, order);
         }
         result
     }
@@ -123,7 +124,7 @@ impl Context<'_> {
                 in("r10") flags, in("r8") fd, in("r9") offset, lateout("rcx") _, lateout("r11") _);
         }
         if result >= 0 {
-            strict::have_mapped(self, [MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
+            strict::have_changed(self, [MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
         }
         result
     }

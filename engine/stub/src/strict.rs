@@ -88,15 +88,16 @@ fn is_kicked() -> bool {
     kicked().load(Ordering::Relaxed) != 0
 }
 
-/// Memory has been unmapped or protected here, or bytes written.
+/// Memory has been unmapped here, or bytes written.
 pub fn have_done(cx: &mut Context<'_>, order: [u64; 6]) {
     if cx.shared.setup.user_secret != 0 {
         note(cx, order);
     }
 }
 
-/// Memory has been mapped here: the other process is to have what is the user's.
-pub fn have_mapped(cx: &mut Context<'_>, order: [u64; 6]) {
+/// Memory has been mapped here, or given other rights: the other process is to have what is the user's, and has nothing of the
+/// kernel's.
+pub fn have_changed(cx: &mut Context<'_>, order: [u64; 6]) {
     let [_, at, ..] = order;
     // SAFETY: the table has an entry for every region.
     let owner = || unsafe { crate::word(reach(REGIONS) + region(at) * 8) };

@@ -67,8 +67,8 @@ pub(super) struct Jump {
     pub from: Number,
     /// The next one in the list it is in.
     pub next: Number,
-    /// The block that it leads to from the start ([`super::kept`]).
-    pub kept_to: Number,
+    /// It has led to a block of its group from the start ([`super::kept`]).
+    pub kept: bool,
     displacement: u16,
     variant: Variant,
 }
@@ -295,7 +295,7 @@ impl Jump {
             target: link.target,
             from,
             next: NONE,
-            kept_to: NONE,
+            kept: false,
             displacement: link.displacement as u16,
             variant,
         }

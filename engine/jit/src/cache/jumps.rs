@@ -22,8 +22,7 @@ impl Cache {
         }
         for jump in self.records.jumps_of(number) {
             let at = &mut self.records.jumps[jump as usize];
-            if at.kept_to != NONE {
-                at.kept_to = NONE;
+            if replace(&mut at.kept, false) {
                 self.counters.linked += 1;
                 continue;
             }

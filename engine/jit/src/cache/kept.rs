@@ -64,7 +64,10 @@ pub(super) struct Sleepers {
     groups: Vec<Group>,
     /// Where the bytes of each block end among all bytes.
     ends: Vec<u32>,
+    /// Those of all blocks that sleep, and as many at the most of others.
     bytes: Vec<u8>,
+    /// How many are of blocks that have woken.
+    spent: usize,
 }
 
 /// The blocks of a page that were made after its blocks had been dropped as often.
@@ -117,7 +120,7 @@ impl Kept {
             && groups.iter().all(|group| (group.first as usize) < ends.len())
             && stubs.len() as u64 == records.jumps.len() as u64 * stubs::MISSED_LEN
             && (code.len() + stubs.len()) as u64 + stubs::LEN + 16 <= layout.cache_len;
-        let sleepers = Sleepers { groups, ends, bytes };
+        let sleepers = Sleepers { groups, ends, bytes, spent: 0 };
         let is_of =
             |group: usize, number| page(records.key(number).0) == sleepers.groups[group].page;
         let in_place = |group| sleepers.blocks(group).all(|number| is_of(group, number));
@@ -151,6 +154,30 @@ impl Sleepers {
     fn bytes_of(&self, number: Number) -> &[u8] {
         let end = |number: Number| self.ends[number as usize] as usize;
         &self.bytes[number.checked_sub(1).map_or(0, end)..end(number)]
+    }
+
+    /// These blocks have woken: their bytes are not needed any more.
+    fn spend(&mut self, blocks: &[(Sleeper, [u64; 2])], records: &BlockRecords) {
+        let spent = blocks.iter().map(|(Sleeper(number), _)| self.bytes_of(*number).len());
+        self.spent += spent.sum::<usize>();
+        if self.spent > self.bytes.len() / 2 {
+            self.give_back(records);
+        }
+    }
+
+    /// Keeps the bytes of those blocks alone that sleep.
+    fn give_back(&mut self, records: &BlockRecords) {
+        let mut bytes = Vec::with_capacity(self.bytes.len() - self.spent);
+        let mut first = 0;
+        for (number, end) in (0..).zip(&mut self.ends) {
+            let own = first..*end as usize;
+            first = own.end;
+            if records.is_asleep(number) {
+                bytes.extend_from_slice(&self.bytes[own]);
+            }
+            *end = bytes.len() as u32;
+        }
+        (self.bytes, self.spent) = (bytes, 0);
     }
 
     /// The indices of the groups of a page.
@@ -249,18 +276,23 @@ impl Cache {
         }
         self.counters.woken += blocks.len() as u64;
         self.ahead.clear();
+        if let Some(sleepers) = &mut self.sleepers {
+            sleepers.spend(blocks, &self.records);
+        }
     }
 
-    /// Takes back the links that a group has had from the start.
+    /// Takes back the links that a group has had from the start. None of its blocks has others.
     fn loosen(&mut self, memory: &mut impl CodeMemory, group: Range<Number>) {
         for number in group {
             for jump in self.records.jumps_of(number) {
-                let to = std::mem::replace(&mut self.records.jumps[jump as usize].kept_to, NONE);
-                if to != NONE {
+                let at = &mut self.records.jumps[jump as usize];
+                if std::mem::replace(&mut at.kept, false) {
+                    at.next = NONE;
                     self.point_back(memory, jump);
-                    self.records.jumps[jump as usize].next = NONE;
-                    *self.records.incoming(to) = NONE;
                 }
+            }
+            if self.records.is_asleep(number) {
+                *self.records.incoming(number) = NONE;
             }
         }
     }

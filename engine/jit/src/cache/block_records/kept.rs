@@ -55,9 +55,7 @@ impl BlockRecords {
             && self.marks.iter().all(|mark| usize::from(mark.kind) < self.kinds.len())
             && self.blocks.iter().all(|block| is_one(block.incoming, self.jumps.len()))
             && self.jumps.iter().all(|jump| {
-                (jump.from as usize) < self.blocks.len()
-                    && is_one(jump.next, self.jumps.len())
-                    && is_one(jump.kept_to, self.blocks.len())
+                (jump.from as usize) < self.blocks.len() && is_one(jump.next, self.jumps.len())
             })
     }
 }
@@ -117,23 +115,23 @@ fn decoded_mark(bytes: &[u8; 6]) -> Packed {
     Packed { host: u16_at(bytes, 0), guest: u16_at(bytes, 2), kind: u16_at(bytes, 4) }
 }
 
-fn encoded_jump(jump: &Jump) -> [u8; 26] {
-    let mut bytes = [0; 26];
+fn encoded_jump(jump: &Jump) -> [u8; 23] {
+    let mut bytes = [0; 23];
     bytes[..8].copy_from_slice(&jump.target.to_le_bytes());
     bytes[8..12].copy_from_slice(&jump.from.to_le_bytes());
     bytes[12..14].copy_from_slice(&jump.displacement.to_le_bytes());
     bytes[14..18].copy_from_slice(&jump.variant.0.to_le_bytes());
     bytes[18..22].copy_from_slice(&jump.next.to_le_bytes());
-    bytes[22..].copy_from_slice(&jump.kept_to.to_le_bytes());
+    bytes[22] = jump.kept.into();
     bytes
 }
 
-fn decoded_jump(bytes: &[u8; 26]) -> Jump {
+fn decoded_jump(bytes: &[u8; 23]) -> Jump {
     Jump {
         target: u64_at(bytes, 0),
         from: u32_at(bytes, 8),
         next: u32_at(bytes, 18),
-        kept_to: u32_at(bytes, 22),
+        kept: bytes[22] != 0,
         displacement: u16_at(bytes, 12),
         variant: Variant(u32_at(bytes, 14)),
     }

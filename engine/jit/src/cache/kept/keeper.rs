@@ -105,7 +105,7 @@ impl Keeper {
             self.memory.write_code(offset, &bytes);
             let next = std::mem::replace(records.incoming(to), jump);
             let at = &mut records.jumps[jump as usize];
-            (at.next, at.kept_to) = (next, to);
+            (at.next, at.kept) = (next, true);
         }
     }
 
