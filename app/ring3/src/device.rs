@@ -36,7 +36,7 @@ pub struct DeviceArguments {
     pub kind: ServerKind,
 }
 
-/// What a process that the monitor has started does.
+/// The jobs of processes that the monitor starts.
 #[derive(Debug, Subcommand)]
 pub enum ServerKind {
     /// Serves a device.
@@ -149,7 +149,7 @@ impl Body {
     }
 }
 
-/// What the monitor has this process for, from its start to its end.
+/// Does this process's job, from its start to its end.
 pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     match &arguments.kind {
         ServerKind::Device(kind) => serve(kind),

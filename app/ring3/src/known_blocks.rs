@@ -1,9 +1,10 @@
 //! The files with the blocks of a kernel's code that have been run, translated ([`vmm::KnownBlocks`]).
 //!
 //! The cache has a file for each kernel and each build of this program. The first machine with a kernel notes its blocks.
-//! As it ends, a process of its own translates them and writes the file ([`serve`]), and the machine waits for that. The
-//! machine's process never has the file open for writing: a guest that took it over could have later machines execute what
-//! it likes. What it can say are bytes to translate, and a block is used only where a guest has these bytes.
+//! When that machine ends, another process translates the blocks and writes the file ([`serve`]), and the machine waits for
+//! that. The machine's process does not keep the file open for writing: a guest that took the process over could have later
+//! machines execute what the guest likes. All that the process can send are bytes to translate, and later machines use a block
+//! only where their guest has the same bytes.
 //!
 //! A file that is cut off counts as none, and one that is damaged is removed: the next machine has it written anew.
 
@@ -42,7 +43,7 @@ const LEAST: usize = 1 << 20;
 /// How long a machine waits for its blocks to be translated.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The blocks of a kernel, and how those are kept that nobody has kept yet.
+/// The known blocks of a kernel. If nobody has kept any, what is needed to keep those of this machine.
 #[derive(Default)]
 pub struct KernelBlocks {
     blocks: Arc<KnownBlocks>,
@@ -51,7 +52,7 @@ pub struct KernelBlocks {
 
 /// A file to be written.
 struct Keeping {
-    /// Is locked.
+    /// The file, locked for as long as this machine is the one that has it written.
     _file: File,
     keeper: spawner::Device,
     ours: UnixStream,
@@ -119,13 +120,13 @@ impl Keeping {
         drop(self.theirs);
         self.ours.write_all(noted)?;
         self.ours.shutdown(Shutdown::Write)?;
-        // It says nothing, and closes its end when the file is written.
+        // The keeper says nothing. It closes its end when the file is written.
         self.ours.read(&mut [0]).map(drop)
     }
 }
 
-/// The process that translates what a machine has noted, for machines of one vCPU or of `several`, and writes a file. What
-/// it is sent may be a guest's, so it is shut in first.
+/// Runs the process that translates what a machine has noted, for machines of one vCPU or of `several`, and writes a file. A
+/// guest may have chosen what the machine sends, so the process shuts itself in first.
 ///
 /// # Errors
 /// The host refuses.
@@ -157,7 +158,7 @@ struct Whole {
 }
 
 impl Whole {
-    /// A file before it is read; `None` if it has been cut off, or not been written to its end.
+    /// Looks at a file's head and length. `None` means that the file was cut off, or that its writer did not finish.
     fn of(mut file: File) -> io::Result<Option<Self>> {
         let mut head = [0; HEAD];
         file.read_exact(&mut head)?;
@@ -168,7 +169,7 @@ impl Whole {
         Ok(is_one.then_some(Self { file, len, sum }))
     }
 
-    /// The blocks in it.
+    /// Reads the blocks in the file.
     fn read(mut self) -> io::Result<Vec<u8>> {
         let mut blocks = vec![0; self.len as usize];
         self.file.read_exact(&mut blocks)?;

@@ -94,7 +94,7 @@ pub struct Code {
     breakpoints: Breakpoints,
     /// Where blocks are noted for later machines.
     known: Arc<KnownBlocks>,
-    /// Pages whose known blocks have been woken: GVA, and how often blocks of the page had been dropped by then.
+    /// The pages (GVA) whose known blocks have been woken, each with the number of times that its blocks had been dropped by then.
     done: FxHashSet<(u64, u16)>,
 }
 

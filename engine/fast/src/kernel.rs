@@ -13,7 +13,6 @@ use jit::{Level, cache::Position};
 use wedge::Error;
 use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use x86::{
-    Activity,
     exception::pf,
     flags,
     paging::{self, Access, Roots},
@@ -288,14 +287,22 @@ impl Fast {
 
     /// Interprets on while the guest is in a temporary space.
     fn pass_through(&mut self) {
-        for _ in 0..temporary_mm::VISIT {
-            let goes_on = self.temporary_mm.goes_on(&self.cpu.vcpu);
-            if !goes_on || self.cpu.is_at_breakpoint(&mut self.board) {
-                return;
+        let is_there = |fast: &Self| fast.temporary_mm.goes_on(&fast.cpu.vcpu);
+        if !self.interpret_while(temporary_mm::VISIT, is_there) {
+            self.temporary_mm.forget();
+        }
+    }
+
+    /// Interprets so many instructions at the most. True if it has ended before: the guest has come to a breakpoint, or does not go
+    /// on as it was to.
+    fn interpret_while(&mut self, most: usize, goes_on: impl Fn(&Self) -> bool) -> bool {
+        for _ in 0..most {
+            if !goes_on(self) || self.cpu.is_at_breakpoint(&mut self.board) {
+                return true;
             }
             self.interpret();
         }
-        self.temporary_mm.forget();
+        false
     }
 
     /// Interprets what translated code has faulted at: an access to a device, perhaps.
@@ -305,22 +312,10 @@ impl Fast {
         if self.board.traffic().0 != before && guest >= self.pages.base().kernel_start() {
             self.code.note_device(guest);
         }
+        // Linux writes an instruction by two stores, with interrupts off. By translated code the second would be a fault, too,
+        // and the page be mapped for it, and closed again as soon as code on it runs.
         if self.board.ram().has_stale_code() {
-            self.patch_on();
-        }
-    }
-
-    /// Interprets what follows a write to code while no interrupt can be taken. Linux writes an instruction by two stores, with
-    /// interrupts off. By translated code the second would be a fault, too, and the page be mapped for it, and closed again
-    /// as soon as code on it runs.
-    fn patch_on(&mut self) {
-        for _ in 0..PATCH {
-            let vcpu = &self.cpu.vcpu;
-            let undisturbed = vcpu.activity == Activity::Running && vcpu.rflags & flags::IF == 0;
-            if !undisturbed || vcpu.cpl() == 3 || self.cpu.is_at_breakpoint(&mut self.board) {
-                return;
-            }
-            self.interpret();
+            self.interpret_while(PATCH, |fast| temporary_mm::is_undisturbed(&fast.cpu.vcpu));
         }
     }
 

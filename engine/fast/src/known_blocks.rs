@@ -33,7 +33,7 @@ const HEAD: usize = 15;
 /// Blocks of kernel code that a machine knows, or that it notes for later machines.
 #[derive(Debug, Default)]
 pub struct KnownBlocks {
-    /// Who reads what the machine knows, until its code is made.
+    /// The thread that reads the known blocks, until the kernel's code takes them.
     known: Mutex<Option<JoinHandle<Option<Kept>>>>,
     /// The blocks that the machine has made, if it notes them.
     noted: Option<Mutex<Noted>>,
@@ -52,8 +52,8 @@ impl KnownBlocks {
         Self { known: Mutex::default(), noted: Some(Mutex::default()) }
     }
 
-    /// For a machine of one vCPU or of `several` that has what [`translate_noted`] has made for such. It is read while
-    /// the machine is built.
+    /// For a machine that begins with what [`translate_noted`] has made for machines of one vCPU or of `several`. A thread
+    /// reads these blocks while the machine is built.
     ///
     /// # Errors
     /// The host gives no thread.
@@ -75,13 +75,13 @@ impl KnownBlocks {
         })
     }
 
-    /// The known blocks, for the first code of a kernel that is made, if they are for this layout.
+    /// Takes the known blocks out, if they are for this layout. Only the first caller gets them.
     pub(crate) fn take(&self, layout: &Layout) -> Option<Kept> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         known.join().ok().flatten().filter(|kept| kept.is_for(layout))
     }
 
-    /// Somebody wants to hear of blocks that are made.
+    /// Blocks that the machine makes are to be noted.
     pub(crate) fn are_noted(&self) -> bool {
         self.noted.is_some()
     }
@@ -124,8 +124,8 @@ fn usual_layout(several: bool) -> Layout {
     layout(Level::Kernel, Base::default(), (several, Operands::Mapped))
 }
 
-/// Translates the blocks that a machine has noted, for machines of one vCPU or of `several`, and [`KnownBlocks::of`]. Whatever the
-/// bytes are, no harm is done.
+/// Translates the blocks that a machine has noted, for machines of one vCPU or of `several`, for
+/// [`KnownBlocks::reading`]. Whatever the bytes are, no harm is done.
 #[must_use]
 pub fn translate_noted(several: bool, mut noted: &[u8]) -> Vec<u8> {
     let mut keeper = Keeper::new(usual_layout(several));

@@ -353,11 +353,18 @@ fn part(hva: u64, bits: u32) -> (u64, u64) {
 
 /// Adjacent pages of this size, ascending, as ranges.
 fn runs(pages: &[u64], size: u64) -> Vec<(u64, u64)> {
+    runs_over(pages, size, 0)
+}
+
+/// Pages of this size, ascending, as ranges. A range goes on over a gap of so many bytes at the most.
+fn runs_over(pages: &[u64], size: u64, gap: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for page in pages {
         match runs.last_mut() {
-            Some((_, end)) if *end == *page => *end += size,
-            _ => runs.push((*page, *page + size)),
+            Some((_, end)) if page.checked_sub(*end).is_some_and(|far| far <= gap) => {
+                *end = page + size;
+            }
+            _ => runs.push((*page, page + size)),
         }
     }
     runs

@@ -13,6 +13,12 @@ use x86::{Activity, Vcpu, flags, paging::ADDRESS};
 /// Instructions interpreted in one visit at the most: two pages are filled in some 1,300.
 pub const VISIT: usize = 4000;
 
+/// The guest's kernel runs, and can take no interrupts.
+pub fn is_undisturbed(vcpu: &Vcpu) -> bool {
+    let runs = vcpu.activity == Activity::Running && vcpu.cpl() != 3;
+    runs && vcpu.rflags & flags::IF == 0
+}
+
 /// The temporary space, if one was seen.
 #[derive(Default)]
 pub struct TemporaryMm(Option<u64>);
@@ -25,8 +31,7 @@ impl TemporaryMm {
 
     /// The guest is in the temporary space and can take no interrupts: what comes next is interpreted, too.
     pub fn goes_on(&self, vcpu: &Vcpu) -> bool {
-        let undisturbed = vcpu.activity == Activity::Running && vcpu.rflags & flags::IF == 0;
-        undisturbed && self.0 == Some(vcpu.cr3 & ADDRESS) && vcpu.cpl() != 3
+        is_undisturbed(vcpu) && self.0 == Some(vcpu.cr3 & ADDRESS)
     }
 
     /// A visit has taken too long: the space is none that is entered for a moment.

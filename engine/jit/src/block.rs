@@ -42,7 +42,7 @@ pub struct Block {
     pub guest: u64,
     /// Bytes of guest code it was made from.
     pub guest_len: u32,
-    /// How many bytes were looked at: those, and perhaps some of what follows.
+    /// How many bytes of guest code the translator has looked at: the block's own, and perhaps some behind them.
     pub read: u32,
     /// The virtual RFLAGS.AC it was translated for.
     pub ac: bool,

@@ -159,7 +159,7 @@ pub struct Cache {
     trials: Trials,
     /// The blocks that were there from the start.
     sleepers: Option<Sleepers>,
-    /// How many bytes the newest block was made from: those of its instructions, and all that were looked at.
+    /// Bytes of guest code of the newest block: how many its instructions have, and how many the translator has looked at.
     read: (u32, u32),
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
@@ -329,7 +329,7 @@ impl Cache {
         }
     }
 
-    /// How many bytes the newest block was made from: those of its instructions, and all that were looked at.
+    /// Bytes of guest code of the newest block: how many its instructions have, and how many the translator has looked at.
     pub fn read(&self) -> (u32, u32) {
         self.read
     }

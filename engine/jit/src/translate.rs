@@ -91,10 +91,10 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
 
 /// An instruction behind the one that is translated.
 struct Follower {
-    /// The instruction, as if at GVA zero.
+    /// The instruction, decoded as if it lay at GVA zero.
     insn: Instruction,
     rule: Rule,
-    /// The offset behind it in the bytes.
+    /// Offset in the bytes at which the instruction ends.
     end: usize,
 }
 

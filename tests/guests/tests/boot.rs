@@ -81,10 +81,10 @@ fn linux_6_1_cloud_in_lock_step() -> Result<()> {
 /// The blocks of a kernel's code in a machine.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
-    /// How often one was asked for that was not there.
+    /// How often the kernel asked for a block that was not there.
     asked: u64,
     translated: u64,
-    /// How many of an earlier machine's were used.
+    /// How many translated blocks of an earlier machine this machine has used.
     woken: u64,
 }
 

@@ -16,15 +16,15 @@ struct Compared<'a> {
     /// The GVA of the page.
     gva: u64,
     page: Page,
-    /// The page behind, once it is needed; `None` within if there is none.
+    /// The next page, once a block has needed it: `Some(None)` if there is no RAM.
     behind: Option<Option<Page>>,
-    /// No block of the page is there.
+    /// No block has been made of the page.
     fresh: bool,
 }
 
 impl Code {
-    /// HVA of the block at a GVA for a value of RFLAGS.AC, if it is known and can be woken. Once, and again each time that blocks of the
-    /// page have been dropped, the blocks wake that were made after as many drops.
+    /// HVA of the block at a GVA for a value of RFLAGS.AC, if an earlier machine has made the block and it can wake. The first request
+    /// for a page wakes the page's blocks that were made after as many drops; so does the first one after each further drop.
     pub(super) fn woken(
         &mut self,
         board: &Board,
@@ -50,7 +50,7 @@ impl Code {
         self.cache.find(guest, ac)
     }
 
-    /// The group of a block that is asleep, and that was made from the bytes that the guest has there.
+    /// The group of a block at a GVA that is asleep, and that was made from the bytes that the guest has at that GVA.
     fn group_of(
         &mut self,
         board: &Board,
@@ -84,12 +84,10 @@ impl Code {
         let pages = |sleeper| Some((sleeper, self.can_wake(sleeper, &mut with, marked)?));
         let blocks: Vec<_> = group.all().filter_map(pages).collect();
         self.cache.wake(&mut self.memory, group, &blocks);
-        let mut last = None;
-        for (_, pages) in blocks {
-            if last.replace(pages) != Some(pages) {
-                self.note_pages(board, roots, gva, pages);
-            }
-        }
+        // Nearly all of a group lie in the page alone.
+        let mut pages: Vec<_> = blocks.into_iter().map(|(_, pages)| pages).collect();
+        pages.dedup();
+        pages.into_iter().for_each(|pages| self.note_pages(board, roots, gva, pages));
     }
 
     /// The RAM pages that a block lies in, if the guest has the bytes there that it was made from and nothing else speaks against it.
@@ -111,7 +109,8 @@ impl Code {
             return Some([first; 2]);
         }
         let behind = behind.to_vec();
-        let fetch = || self.fetch(with.board, with.roots, with.gva + PAGE, PAGE, marked);
+        let next = with.gva.wrapping_add(PAGE);
+        let fetch = || self.fetch(with.board, with.roots, next, PAGE, marked);
         let (second, bytes) = with.behind.get_or_insert_with(fetch).as_ref()?;
         bytes.starts_with(&behind).then_some([first, *second])
     }
@@ -119,7 +118,7 @@ impl Code {
     /// Nothing within a block is interpreted, stopped at or recorded.
     fn runs_unwatched(&self, made: &MadeBlock<'_>) -> bool {
         let (guest, len) = (made.guest, made.bytes.len());
-        let last = guest + len.saturating_sub(1) as u64;
+        let last = guest.saturating_add(len.saturating_sub(1) as u64);
         self.devices.before(guest, len) >= made.len
             && self.breakpoints.at(guest).is_none()
             && self.breakpoints.first_behind(guest, last).is_none()

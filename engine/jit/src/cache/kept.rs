@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{Layout, stubs};
 pub use keeper::Keeper;
-use packed::PackedTables;
+use packed::{PackedTables, u16_at, u32_at, u64_at};
 use std::ops::Range;
 
 /// A block of a kernel's code that somebody has made.
@@ -28,16 +28,16 @@ pub struct MadeBlock<'a> {
     pub guest: u64,
     /// The virtual RFLAGS.AC.
     pub ac: bool,
-    /// How often blocks of its page had been dropped.
+    /// How often blocks of this block's page had been dropped when the block was made.
     pub times: u16,
-    /// Bytes of its instructions.
+    /// Length of the block's instructions in bytes.
     pub len: usize,
-    /// Those, and what else was looked at behind them.
+    /// The bytes of the instructions, and those behind them that the translator has looked at.
     pub bytes: &'a [u8],
 }
 
 impl MadeBlock<'_> {
-    /// What blocks are kept in the order of: those of a group one behind the other.
+    /// Blocks are kept in ascending order of this, so that those of a group lie one behind the other.
     #[must_use]
     pub fn rank(&self) -> (u64, u16, u64, bool) {
         (page(self.guest), self.times, self.guest, self.ac)
@@ -64,13 +64,13 @@ pub(super) struct Sleepers {
     groups: Vec<Group>,
     /// Where the bytes of each block end among all bytes.
     ends: Vec<u32>,
-    /// Those of all blocks that sleep, and as many at the most of others.
+    /// The bytes of all blocks that sleep, and at most as many bytes of blocks that are awake.
     bytes: Vec<u8>,
-    /// How many are of blocks that have woken.
+    /// How many of the bytes are those of blocks that are awake.
     spent: usize,
 }
 
-/// The blocks of a page that were made after its blocks had been dropped as often.
+/// Blocks of one page, all made after the page's blocks had been dropped the same number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Group {
     /// GVA.
@@ -90,12 +90,7 @@ impl Group {
     }
 
     fn decoded(bytes: &[u8; 14]) -> Self {
-        let [page @ .., a, b, c, d, e, f] = bytes;
-        Self {
-            page: u64::from_le_bytes(*page),
-            times: u16::from_le_bytes([*a, *b]),
-            first: u32::from_le_bytes([*c, *d, *e, *f]),
-        }
+        Self { page: u64_at(bytes, 0), times: u16_at(bytes, 8), first: u32_at(bytes, 10) }
     }
 }
 
@@ -137,16 +132,24 @@ impl Kept {
 
 /// A block that was there from the start, and has not been asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sleeper(Number);
+pub struct Sleeper {
+    number: Number,
+    /// [`MadeBlock::times`] of its group.
+    times: u16,
+}
 
 /// All blocks of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sleeping(Range<Number>);
+pub struct Sleeping {
+    blocks: Range<Number>,
+    times: u16,
+}
 
 impl Sleeping {
-    /// Each of its blocks; some may be awake.
+    /// Each block of the group; some may be awake.
     pub fn all(&self) -> impl Iterator<Item = Sleeper> + use<> {
-        self.0.clone().map(Sleeper)
+        let times = self.times;
+        self.blocks.clone().map(move |number| Sleeper { number, times })
     }
 }
 
@@ -158,14 +161,14 @@ impl Sleepers {
 
     /// These blocks have woken: their bytes are not needed any more.
     fn spend(&mut self, blocks: &[(Sleeper, [u64; 2])], records: &BlockRecords) {
-        let spent = blocks.iter().map(|(Sleeper(number), _)| self.bytes_of(*number).len());
+        let spent = blocks.iter().map(|(sleeper, _)| self.bytes_of(sleeper.number).len());
         self.spent += spent.sum::<usize>();
         if self.spent > self.bytes.len() / 2 {
             self.give_back(records);
         }
     }
 
-    /// Keeps the bytes of those blocks alone that sleep.
+    /// Drops the bytes of all blocks that are awake.
     fn give_back(&mut self, records: &BlockRecords) {
         let mut bytes = Vec::with_capacity(self.bytes.len() - self.spent);
         let mut first = 0;
@@ -185,6 +188,10 @@ impl Sleepers {
         let first = self.groups.partition_point(|group| group.page < page);
         let count = self.groups[first..].iter().take_while(|group| group.page == page).count();
         first..first + count
+    }
+
+    fn sleeping(&self, group: usize) -> Sleeping {
+        Sleeping { blocks: self.blocks(group), times: self.groups[group].times }
     }
 
     fn blocks(&self, group: usize) -> Range<Number> {
@@ -218,61 +225,58 @@ impl Cache {
         self.by_page.get(&page).is_some_and(|blocks| !blocks.is_empty())
     }
 
-    /// The blocks of the page at a GVA that were there from the start, and that were made after blocks of the page had been dropped so
-    /// many times.
+    /// The group of the page at a GVA whose blocks were made after blocks of the page had been dropped so many times.
     pub fn sleeping(&self, guest: u64, times: u16) -> Option<Sleeping> {
         let sleepers = self.sleepers.as_ref()?;
         let mut groups = sleepers.of_page(page(guest));
         let group = groups.find(|group| sleepers.groups[*group].times == times)?;
-        Some(Sleeping(sleepers.blocks(group)))
+        Some(sleepers.sleeping(group))
     }
 
-    /// The blocks at a GVA for a value of the virtual RFLAGS.AC that are asleep, and the groups that each is of.
+    /// The blocks at a GVA for a value of the virtual RFLAGS.AC that are asleep, each with its group.
     pub fn sleepers_at(&self, guest: u64, ac: bool) -> Vec<(Sleeper, Sleeping)> {
         let Some(sleepers) = &self.sleepers else { return Vec::new() };
         let key = (guest, ac.into());
         let in_group = |group: usize| {
-            let blocks = sleepers.blocks(group);
-            let mut those = blocks.clone().filter(|number| self.records.key(*number) == key);
-            let asleep = those.find(|number| self.records.is_asleep(*number))?;
-            Some((Sleeper(asleep), Sleeping(blocks)))
+            let group = sleepers.sleeping(group);
+            let of_key = |number| self.records.key(number) == key && self.records.is_asleep(number);
+            let sleeper = group.all().find(|sleeper| of_key(sleeper.number))?;
+            Some((sleeper, group))
         };
         sleepers.of_page(page(guest)).filter_map(in_group).collect()
     }
 
     /// What a block was made from; `None` if it is awake.
-    pub fn made_from(&self, Sleeper(number): Sleeper) -> Option<MadeBlock<'_>> {
+    pub fn made_from(&self, Sleeper { number, times }: Sleeper) -> Option<MadeBlock<'_>> {
         let sleepers = self.sleepers.as_ref().filter(|_| self.records.is_asleep(number))?;
         let (guest, variant) = self.records.key(number);
-        let group =
-            sleepers.groups.partition_point(|group| group.first <= number).checked_sub(1)?;
         Some(MadeBlock {
             guest,
             ac: variant == true.into(),
-            times: sleepers.groups[group].times,
+            times,
             len: self.records.source(number).guest_len as usize,
             bytes: sleepers.bytes_of(number),
         })
     }
 
-    /// Has blocks of a group be like any others. The bytes that each was made from lie at its guest address, in the RAM pages
-    /// beside it (both the same if they lie in one).
+    /// Wakes blocks of a group. The bytes that a block was made from lie at its guest address. The two RAM pages given with the block
+    /// are those that the bytes lie in, the same page twice if it is one.
     pub fn wake(
         &mut self,
         memory: &mut impl CodeMemory,
-        Sleeping(group): &Sleeping,
+        group: &Sleeping,
         blocks: &[(Sleeper, [u64; 2])],
     ) {
-        if blocks.len() < group.len() {
-            self.loosen(memory, group.clone());
+        if blocks.len() < group.blocks.len() {
+            self.loosen(memory, group.blocks.clone());
         }
-        for (Sleeper(number), pages) in blocks {
-            self.records.wake(*number, *pages, self.writes);
-            self.file(*number, *pages);
+        for (sleeper, pages) in blocks {
+            self.records.wake(sleeper.number, *pages, self.writes);
+            self.file(sleeper.number, *pages);
         }
         // Not before: they lead to each other.
-        for (Sleeper(number), _) in blocks {
-            self.integrate(memory, *number);
+        for (sleeper, _) in blocks {
+            self.integrate(memory, sleeper.number);
         }
         self.counters.woken += blocks.len() as u64;
         self.ahead.clear();

@@ -31,7 +31,7 @@ impl CodeMemory for Tables {
     }
 }
 
-/// A block that has moved up in the searched table would be found after it has been dropped.
+/// Publishing a block again may give it an earlier slot of the searched table. After the block is dropped, no slot may lead to it.
 #[test]
 fn a_dropped_block_is_not_found() {
     let mut tables = Tables::default();

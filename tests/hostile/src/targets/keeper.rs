@@ -5,7 +5,7 @@ use fuzzer::Target;
 
 pub(crate) const TARGET: Target = Target { name: "keeper", seeds, run };
 
-/// GVA, times, bytes of instructions, bytes, and RFLAGS.AC, before the code.
+/// A block as a machine notes it: GVA, number of drops, length of the instructions, length of the code, RFLAGS.AC, and the code.
 fn noted(guest: u64, times: u16, ac: bool, code: &[u8]) -> Vec<u8> {
     let len = (code.len() as u16).to_le_bytes();
     [&guest.to_le_bytes()[..], &times.to_le_bytes(), &len, &len, &[ac.into()], code].concat()

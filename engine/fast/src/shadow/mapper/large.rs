@@ -5,7 +5,7 @@
 //! from one to the other never ends.
 
 use super::{
-    super::{LARGE, Place, mappings::Large, protection, walk::large_leaf},
+    super::{LARGE, Place, mappings::Large, protection, runs_over, walk::large_leaf},
     KERNEL_PAGE, Mapper, PAGE,
 };
 use crate::{process::Process, regions};
@@ -17,7 +17,8 @@ use x86_interp::{GuestRam, RamPage};
 
 /// Bytes of kernel memory that may become one mapping, aligned to as many.
 const WINDOW: u64 = 32 * LARGE;
-/// The most bytes that are closed between two pages of code.
+/// The most bytes that are closed to writes with two pages of a kernel's code, because they lie between the two. Most are code
+/// as well, which is hardly ever written, and to close all of it takes one order.
 const GAP: u64 = 16 * PAGE;
 
 impl<W: Process> Mapper<W> {
@@ -66,7 +67,7 @@ impl<W: Process> Mapper<W> {
         }
         let pages = (0..len).step_by(PAGE as usize);
         let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
-        for (start, end) in stretches(&code) {
+        for (start, end) in runs_over(&code, PAGE, GAP) {
             self.mappings.count_cut();
             self.protect_range(hva + start, end - start, Rights::READ)?;
         }
@@ -78,19 +79,6 @@ impl<W: Process> Mapper<W> {
         let gone = self.mappings.partly_covered(hva, len);
         self.drop_ranges(&gone)
     }
-}
-
-/// Ranges that have all of these pages, given in ascending order, and few others. Between pages of a kernel's text is more of
-/// it: to close that takes one order, and hardly any of it is written.
-fn stretches(pages: &[u64]) -> Vec<(u64, u64)> {
-    let mut all: Vec<(u64, u64)> = Vec::new();
-    for page in pages {
-        match all.last_mut() {
-            Some((_, end)) if *page - *end <= GAP => *end = page + PAGE,
-            _ => all.push((*page, page + PAGE)),
-        }
-    }
-    all
 }
 
 /// The page tables say of every large page in a mapping what is mapped; with `global`, as global ones.
@@ -161,7 +149,7 @@ mod tests {
     fn pages_that_lie_near_each_other_are_closed_together() {
         let pages = [1, 2, 5, 22, 40].map(|page| page * PAGE);
         let expected = [(1, 23), (40, 41)].map(|(start, end)| (start * PAGE, end * PAGE));
-        assert_eq!(stretches(&pages), expected);
-        assert!(stretches(&[]).is_empty());
+        assert_eq!(runs_over(&pages, PAGE, GAP), expected);
+        assert!(runs_over(&[], PAGE, GAP).is_empty());
     }
 }

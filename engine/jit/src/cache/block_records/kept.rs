@@ -2,7 +2,7 @@
 
 use super::{BLOCKS, BlockRecords, Jump, Kind, NONE, Packed, Placed, State, Variant};
 use crate::{
-    cache::kept::packed::{PackedTables, put},
+    cache::kept::packed::{PackedTables, put, u16_at, u32_at, u64_at},
     recover::{Bias, Fixes},
 };
 
@@ -15,12 +15,12 @@ const FIXED_BIAS: u8 = NO_BIAS - 1;
 const NOT_SPILLED: u8 = u8::MAX;
 
 impl BlockRecords {
-    /// So many blocks.
+    /// The number of blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Appends all records, of blocks whose host addresses are offsets from `first`.
+    /// Appends all records. Host addresses become offsets from the HVA `first`.
     pub fn encode(&self, first: u64, to: &mut Vec<u8>) {
         let starts = self.starts.iter().zip(&self.blocks);
         put(to, starts.map(|(start, block)| encoded_block((start - first) as u32, block)));
@@ -29,7 +29,7 @@ impl BlockRecords {
         put(to, self.kinds.iter().map(encoded_kind));
     }
 
-    /// The records that lie in these bytes, of blocks that are asleep; `None` if there are none. The inverse of [`Self::encode`].
+    /// Reads what [`Self::encode`] has written. All blocks are asleep. `None` if the bytes are no such records.
     pub fn decode(first: u64, from: &mut PackedTables<'_>) -> Option<Self> {
         let mut records = Self::new();
         let blocks = from.table()?;
@@ -63,18 +63,6 @@ impl BlockRecords {
 /// One of so many, or none.
 fn is_one(number: u32, count: usize) -> bool {
     number == NONE || (number as usize) < count
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 fn encoded_block(start: u32, block: &Placed) -> [u8; 32] {

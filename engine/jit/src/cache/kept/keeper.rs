@@ -28,7 +28,7 @@ pub struct Keeper {
 struct Collected {
     /// From the beginning of the cache on.
     code: Vec<u8>,
-    /// The parts at the cache's end, the last first.
+    /// The stubs at the cache's end, from the end downwards.
     stubs: Vec<Vec<u8>>,
 }
 
@@ -44,7 +44,7 @@ impl CodeMemory for Collected {
             self.stubs.push(bytes.to_vec());
         }
     }
-    /// On each host, whether this one has keys or not. Stubs end with whole instructions of ours, so that only what lies within can open keys.
+    /// The code must be closed on every host, whether this one has keys or not. Stubs end with whole instructions of ours, so that only what lies within can open keys.
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool {
         let old = |at: u64| self.code.get(at as usize).copied().unwrap_or(0);
         !wedge_abi::keys::opened(offset, bytes, old)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes that tables are taken from, the first one first.
+/// The tables in some bytes, read one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) struct PackedTables<'a> {
     all: &'a [u8],
@@ -32,12 +32,12 @@ impl<'a> PackedTables<'a> {
         Some(entries)
     }
 
-    /// Where the bytes of the next table lie, which is one of bytes.
+    /// Where the bytes of the next table lie, whose entries are bytes.
     pub fn range(&mut self) -> Option<Range<usize>> {
         self.entries(1)
     }
 
-    /// The next table, which is one of bytes.
+    /// The next table, whose entries are bytes.
     pub fn bytes(&mut self) -> Option<&'a [u8]> {
         self.range().map(|at| &self.all[at])
     }
@@ -62,4 +62,19 @@ pub(in crate::cache) fn put<const LEN: usize>(
 pub(in crate::cache) fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend((bytes.len() as u32).to_le_bytes());
     to.extend_from_slice(bytes);
+}
+
+/// The two bytes at an offset.
+pub(in crate::cache) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// The four bytes at an offset.
+pub(in crate::cache) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+/// The eight bytes at an offset.
+pub(in crate::cache) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
