@@ -6,6 +6,8 @@
 # RING3 names the program (target/release/ring3), OPTIONS what `exec` gets (such as --fresh), RUN what both run under
 # (such as "chrt -r 5"), ROWS the rows to run (such as "ls find"; all but those of FURTHER by default). The first column of times is the first run of a command in a guest, when nothing is in its caches;
 # the others are the best of the later runs. Reading is of the host's root, writing of a folder that is shared for writing.
+# That folder is in TMPDIR (/var/tmp). ext4 passes over inodes that were freed in the last minutes, so what makes and removes trees gets
+# slower there, natively too, the more often it is run: TMPDIR=/dev/shm shows what is ring3's.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 ring3=${RING3:-$here/target/release/ring3}

@@ -14,8 +14,8 @@ use crate::{
     failure::Failure,
     run_arguments::RunArguments,
     values::{
-        ClockChoice, EngineArguments, EngineChoice, GuestIsolation, MemorySize, Translations,
-        User32,
+        ClockChoice, Doorbells, EngineArguments, EngineChoice, GuestIsolation, MemorySize,
+        Translations, User32,
     },
 };
 
@@ -127,6 +127,7 @@ pub fn engine(
         translations_apart: arguments.translations == Translations::Own,
         most_mappings: arguments.most_mappings,
         strict,
+        leave_bells: arguments.doorbells == Doorbells::Monitor,
         without_keys,
     };
     Ok(EngineOptions { kind, translate_user, fast })
@@ -297,6 +298,7 @@ mod tests {
             flushed: Flushed::Close,
             scattered: ScatteredChoice::Lookup,
             young: YoungChoice::Lookup,
+            doorbells: Doorbells::Wedge,
             code_copies: crate::values::CodeCopies::Shared,
             user32: User32::Direct,
             translations: Translations::Shared,

@@ -119,6 +119,12 @@ pub struct EngineArguments {
     /// first milliseconds, with a look-up for each access. Not with --guest-isolation strict.
     #[arg(long, value_enum, default_value_t = YoungChoice::Lookup, hide_short_help = true)]
     pub young: YoungChoice,
+    /// Who rings the doorbells of devices and takes the interrupts of their answers
+    ///
+    /// For comparison, and to narrow down a failure. While a device's server looks at its queues, the process that runs the guest
+    /// waits for an answer itself. Otherwise each request takes a turn of the monitor.
+    #[arg(long, value_enum, default_value_t = Doorbells::Wedge, hide_short_help = true)]
+    pub doorbells: Doorbells,
     /// Whether processes share copies of the code that they execute, where the host has protection keys
     ///
     /// For comparison, and to narrow down a failure.
@@ -260,6 +266,15 @@ pub enum SystemCalls {
     Trap,
     /// The same, and a tracer hears of each first (ptrace; needs --sandbox off)
     Ptrace,
+}
+
+/// Who rings doorbells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Doorbells {
+    /// The processes that run the guest, where they can
+    Wedge,
+    /// The monitor
+    Monitor,
 }
 
 /// What becomes of the blocks of a kernel's code that machines run.

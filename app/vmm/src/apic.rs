@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chipset::{CpuInterrupts, KvmClock, MachineEvent, MachineEvents};
 use engine::LocalApic;
+use ram::Ram;
 use x86::{Fault, msr, paravirt::call};
 
 use crate::{events::Events, paravirt::Paravirt};
@@ -14,12 +15,19 @@ const COMMAND_MSR: u32 = msr::X2APIC + 0x30;
 /// What is sent is not for one CPU by its identifier: a shorthand, or a logical destination.
 const NOT_ONE: u64 = 3 << 18 | 1 << 11;
 
+/// Which messages are for this CPU depends on a register of the local APIC, by its number: its identifiers, their format, and whether it is
+/// enabled.
+fn routes(register: u64) -> bool {
+    matches!(register, 0x02 | 0x0d | 0x0e | 0x0f)
+}
+
 /// The chipset's local APIC as the engine wants it, and the clock that is refreshed along with it.
 pub(crate) struct Apic {
     pub interrupts: CpuInterrupts,
     pub kvm_clock: Option<Arc<KvmClock>>,
     pub paravirt: Paravirt,
     pub events: Arc<Events>,
+    pub ram: Ram,
 }
 
 impl Apic {
@@ -91,6 +99,9 @@ impl LocalApic for Apic {
         }
         self.paravirt.settle_eoi();
         self.interrupts.msr_write(index, value)?;
+        if index == msr::APIC_BASE || routes(index.wrapping_sub(msr::X2APIC).into()) {
+            self.ram.change_bells();
+        }
         if index == COMMAND_MSR {
             let one = value & NOT_ONE == 0;
             self.paravirt.has_sent(one.then_some((value >> 32) as usize));
@@ -103,6 +114,15 @@ impl LocalApic for Apic {
             Some(clock) if kernel && number == call::CLOCK_PAIRING => Some(clock.pair(gpa, which)),
             _ => self.paravirt.hypercall(kernel, number, arguments),
         }
+    }
+    fn direct(&self) -> Option<(u64, u8)> {
+        self.paravirt.direct()
+    }
+    fn took(&self, vector: u8) {
+        self.paravirt.took(vector);
+    }
+    fn vector_of(&self, message: (u64, u32)) -> Option<u8> {
+        self.interrupts.vector_of(message)
     }
     fn take_unhalt(&self) -> bool {
         self.paravirt.take_unhalt()
@@ -137,6 +157,9 @@ impl LocalApic for Apic {
         if ours {
             self.paravirt.settle_eoi();
             self.interrupts.mmio_write(gpa, data);
+            if routes(gpa >> 4 & 0xff) {
+                self.ram.change_bells();
+            }
             if gpa & 0xfff == COMMAND {
                 self.paravirt.has_sent(None);
             }

@@ -238,12 +238,14 @@ impl<'a> VcpuMaker<'a> {
             self.ram.clone(),
         );
         let (kvm_clock, events) = (self.kvm_clock.clone(), Arc::clone(self.events));
+        let apic =
+            Apic { interrupts: interrupts.clone(), kvm_clock, paravirt, events, ram: ram.clone() };
         VcpuParts {
             number,
             state: if number == 0 { self.boots.clone() } else { Vcpu::before_start_up() },
             ram,
-            interrupts: interrupts.clone(),
-            apic: Arc::new(Apic { interrupts, kvm_clock, paravirt, events }),
+            interrupts,
+            apic: Arc::new(apic),
             permit,
             requests: Arc::clone(requests),
         }

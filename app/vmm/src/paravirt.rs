@@ -95,6 +95,16 @@ impl Paravirt {
         self.interrupts.acknowledge().inspect(|_| self.eoi.taken(&self.interrupts))
     }
 
+    /// See [`engine::LocalApic::direct`].
+    pub(crate) fn direct(&self) -> Option<(u64, u8)> {
+        self.eoi.direct(&self.interrupts)
+    }
+
+    /// See [`engine::LocalApic::took`].
+    pub(crate) fn took(&self, vector: u8) {
+        self.eoi.took(&self.interrupts, vector);
+    }
+
     /// The local APIC is about to be accessed.
     pub(crate) fn settle_eoi(&self) {
         self.eoi.settle(&self.interrupts);

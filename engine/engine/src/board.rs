@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use bus::Bus;
+use bus::{Bell, Bus};
 use contract::{VcpuEvent, Watcher};
 use host::{Clock, Entropy};
 use ram::Ram;
@@ -53,6 +53,20 @@ pub trait LocalApic: Send + Sync {
     /// A hypercall of kernel code (`true`) or user code; `None` where there are none.
     fn hypercall(&self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
         let _ = (kernel, number, arguments);
+        None
+    }
+    /// The byte by which the guest tells the end of an interrupt (its GPA), and above which class the vCPU may take interrupts by itself
+    /// once that is zero; `None` if it may take none. To be asked whenever guest code is about to run.
+    fn direct(&self) -> Option<(u64, u8)> {
+        None
+    }
+    /// The vCPU has taken an interrupt by itself, and has set that byte.
+    fn took(&self, vector: u8) {
+        let _ = vector;
+    }
+    /// The vector of a message (its GPA and data), if it is one that this vCPU may take by itself.
+    fn vector_of(&self, message: (u64, u32)) -> Option<u8> {
+        let _ = message;
         None
     }
     /// Another vCPU has woken this one by a hypercall since this was asked last.
@@ -119,6 +133,8 @@ pub struct Board {
 pub(crate) struct Traffic {
     pub(crate) mmio: u64,
     pub(crate) port: u64,
+    /// GPA of the last store to device memory, until somebody has asked.
+    pub(crate) stored: Option<u64>,
 }
 
 impl Board {
@@ -162,6 +178,32 @@ impl Board {
         self.pauses = PAUSES;
     }
 
+    /// GPA of the last store to device memory since this was asked last.
+    pub fn take_stored(&mut self) -> Option<u64> {
+        self.traffic.stored.take()
+    }
+
+    /// What the doorbell at a GPA does, and the vector of its interrupt, if this vCPU may ring and take it by itself.
+    pub fn bell(&self, gpa: u64) -> Option<(Bell, u8)> {
+        let bell = self.parts.mmio.bell(gpa)?;
+        Some((bell, self.parts.apic.vector_of(bell.message)?))
+    }
+
+    /// See [`LocalApic::direct`].
+    pub fn direct(&self) -> Option<(u64, u8)> {
+        self.parts.apic.direct()
+    }
+
+    /// See [`LocalApic::took`].
+    pub fn took(&self, vector: u8) {
+        self.parts.apic.took(vector);
+    }
+
+    /// How often the time-stamp counter ticks, Hz.
+    pub fn tsc_hz(&self) -> u64 {
+        self.parts.clock.tsc_hz()
+    }
+
     /// Accesses to device memory and to ports so far.
     pub fn traffic(&self) -> (u64, u64) {
         (self.traffic.mmio, self.traffic.port)
@@ -191,6 +233,7 @@ impl System for Board {
 
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.traffic.mmio += 1;
+        self.traffic.stored = Some(gpa);
         self.tell_mmio(gpa, data, true);
         if !self.parts.apic.mmio_write(gpa, data) {
             self.parts.mmio.write(gpa, data);

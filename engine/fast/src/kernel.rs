@@ -322,9 +322,12 @@ impl Fast {
     /// Interprets an instruction that is not translated: one that accesses devices, perhaps.
     fn interpret_outside(&mut self) {
         let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
+        self.board.take_stored();
         self.interpret();
         if self.board.traffic().0 == before {
             self.code.note_memory(guest);
+        } else if let Some(stored) = self.board.take_stored() {
+            self.bells.note(&mut self.pages, &self.board, &self.cpu.vcpu, (guest, stored));
         }
     }
 

@@ -22,10 +22,12 @@
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger, and taps.
 //! - `user_text`, `narrow`: what there is to know of user code. `cpuid_answers`, `in_service`: what wedges answer for the monitor.
+//! - `bells`: doorbells that wedges ring, and interrupts that they take.
 //! - `temporary_mm`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod affinity;
+mod bells;
 mod breakpoints;
 mod claims;
 mod code;
@@ -75,6 +77,7 @@ host::choose!(host_linux::Linux);
 
 use affinity::Affinity;
 pub use affinity::Placement;
+use bells::KnownBells;
 use bus::Kicker;
 use claims::ClaimedRegions;
 use contract::{Failure, TranslatedCode, VcpuEvent, Whose};
@@ -140,6 +143,7 @@ pub struct Fast {
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
     pauses: u64,
     in_service: InServiceReads,
+    bells: KnownBells,
     /// Why it cannot go on.
     failure: Option<Failure>,
 }
@@ -264,6 +268,7 @@ impl Fast {
             refused: false,
             pauses: 0,
             in_service: InServiceReads::default(),
+            bells: KnownBells::new(options.leave_bells),
             failure: None,
         };
         new.claims.publish(&mut new.slots, &mut new.pages);
@@ -317,6 +322,7 @@ impl Fast {
         self.cpuid.check(&self.cpu.vcpu, &mut self.pages);
         let page = self.pages.vcpu_page();
         page.system.none_in_service = self.in_service.answered(&mut self.board);
+        page.bells = self.bells.publish(&self.board);
         page.run.go = how;
         page.run.pauses = self.pauses;
         page.run.fast = (self.modes.user == User::Direct
@@ -355,6 +361,7 @@ impl Fast {
         self.pages.publish();
         let done = self.slots.run(self.modes.kernel_translated, roots)?;
         self.pages.fetch();
+        self.take_interrupt();
         self.taps.hand_on_turn(&mut self.pages, &mut self.board);
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
@@ -365,6 +372,14 @@ impl Fast {
             self.slots.select(self.cpu.pcid().into(), roots, &self.pages)?;
         }
         Ok(done)
+    }
+
+    /// The wedge may have taken an interrupt by itself: the local APIC hears of it before anything else looks at it.
+    fn take_interrupt(&mut self) {
+        let taken = std::mem::take(&mut self.pages.vcpu_page().bells.taken);
+        if taken != 0 {
+            self.board.took(taken as u8);
+        }
     }
 
     /// Answers a page fault with a mapping, if the guest's page tables can.

@@ -22,12 +22,17 @@ pub fn gva(
     hva: u64,
     bias: impl Fn(u64) -> u64,
 ) -> Option<u64> {
-    let bytes = fetch(board, vcpu, rip);
-    let insn = Decoder::with_ip(64, &bytes, rip, DecoderOptions::NONE).decode();
+    let insn = instruction(board, vcpu, rip);
     addresses(&insn, vcpu, gpr).find_map(|start| {
         let into = hva.wrapping_sub(start.wrapping_add(bias(start)));
         (into < LARGEST).then(|| start.wrapping_add(into))
     })
+}
+
+/// The 64-bit instruction at a GVA.
+pub fn instruction(board: &Board, vcpu: &Vcpu, rip: u64) -> Instruction {
+    let bytes = fetch(board, vcpu, rip);
+    Decoder::with_ip(64, &bytes, rip, DecoderOptions::NONE).decode()
 }
 
 fn fetch(board: &Board, vcpu: &Vcpu, rip: u64) -> [u8; 15] {

@@ -52,6 +52,8 @@ pub struct Options {
     pub most_mappings: Option<u32>,
     /// User code that runs directly does so in processes of its own, where no protection keys close the kernel's memory to it.
     pub strict: bool,
+    /// Wedges ring no doorbells of devices, and take no interrupts.
+    pub leave_bells: bool,
     /// Protection keys are left alone, as if the host had none.
     pub without_keys: bool,
 }

@@ -341,6 +341,7 @@ impl<W: Process> Slots<W> {
             len: self.ram.len(),
             low: self.ram.low_len(),
             marks: self.ram.marks(),
+            words: self.ram.words_start(),
             walked: self.kernel,
         };
         let wedge = W::start(ram, pages, self.spaces.len() + self.parked.len() + 1)?;

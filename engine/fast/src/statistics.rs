@@ -8,7 +8,7 @@ use wedge_abi::{BlockExit, WedgeExit};
 const SHOWN: usize = 12;
 
 /// What wedges have done by themselves.
-pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 12] {
+pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 14] {
     [
         ("user entries", counters.user_entries),
         ("fast system calls", counters.system_calls),
@@ -22,6 +22,8 @@ pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 12] {
         ("fast page faults", counters.faults),
         ("fast look-ups", counters.lookups),
         ("fast invalidations", counters.invalidations),
+        ("fast doorbells", counters.rung),
+        ("fast interrupts", counters.interrupts),
     ]
 }
 

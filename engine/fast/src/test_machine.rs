@@ -32,6 +32,7 @@ pub const OPTIONS: Options = Options {
     translations_apart: false,
     most_mappings: None,
     strict: false,
+    leave_bells: false,
     without_keys: false,
 };
 /// The same, with user code in processes of its own, as where there are no keys.
@@ -41,7 +42,10 @@ pub const STRICT: Modes =
 const ROOT: u64 = 0x1000;
 const PAGE: u64 = 4096;
 
-struct NoApic;
+/// Nothing comes from a local APIC.
+pub struct NoApic;
+/// One of those.
+pub const BARE: NoApic = NoApic;
 
 impl LocalApic for NoApic {
     fn pending(&self) -> u32 {
@@ -83,11 +87,21 @@ impl LocalApic for NoApic {
 
 /// A board without devices.
 pub fn board(ram: Ram, requests: Arc<VcpuRequests>) -> Board {
+    board_with(ram, requests, Arc::new(NoApic), bus::Bus::new())
+}
+
+/// A board with this local APIC, and these devices.
+pub fn board_with(
+    ram: Ram,
+    requests: Arc<VcpuRequests>,
+    apic: Arc<dyn LocalApic>,
+    mmio: bus::Bus,
+) -> Board {
     Board::new(BoardParts {
         ram,
         ports: bus::Bus::new(),
-        mmio: bus::Bus::new(),
-        apic: Arc::new(NoApic),
+        mmio,
+        apic,
         apic_id: 0,
         cpuid: Arc::new(Model::new(
             |_, _| CpuidResult::default(),

@@ -4,7 +4,7 @@
 //! the monitor with the state untouched.
 
 use crate::{
-    bias,
+    bells, bias,
     blocks::{USER_END, UserBlock, find, find_user, verified_user},
     claims,
     context::{Context, Next},
@@ -123,12 +123,13 @@ fn miss(cx: &mut Context<'_>) -> Option<Next> {
         return miss_of_user(cx, rip);
     }
     match find(rip, cx.vcpu.regs.ac != 0) {
-        0 => None,
+        0 => bells::ring(cx),
         block => Some(run_block(cx, block)),
     }
 }
 
-fn run_block(cx: &mut Context<'_>, block: u64) -> Next {
+/// Goes on with a block, at RIP.
+pub fn run_block(cx: &mut Context<'_>, block: u64) -> Next {
     cx.vcpu.block.jump = block;
     cx.vcpu.run.go = go::BLOCK;
     Next::Run
@@ -176,6 +177,8 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks != 0);
     let next = match vcpu.exit.kind {
         MISS if vcpu.exit.info == 0 => miss(cx),
+        // A jump that is not linked: the monitor is to link it, but it links none to what has no block.
+        MISS if vcpu.regs.cpl == 0 => bells::ring(cx),
         LOOKUP if walks && vcpu.regs.cpl != 0 => look_up(cx),
         SYSTEM_CALL if fast && vcpu.regs.cpl != 0 => {
             vcpu.regs.rip = vcpu.exit.next;

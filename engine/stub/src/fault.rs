@@ -190,6 +190,16 @@ pub fn interrupt(cx: &mut Context<'_>, vector: u64) -> Option<Next> {
     done.then(|| assist::enter_kernel(cx, flags & !CLEARED))
 }
 
+/// Pushes what an interrupt of the kernel's code pushes, with RIP as it is. The registers become those at its handler. Returns the flags
+/// there; `None`, with the registers unchanged, if that is the monitor's to deliver.
+pub fn push_interrupt(vcpu: &mut VcpuPage, vector: u64) -> Option<u64> {
+    let gate = gate(vcpu, vector)?;
+    let flags = vcpu.block.host_flags & assist::IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac;
+    let (rsp, [ss, cs]) = (vcpu.regs.gpr[RSP], [vcpu.regs.ss, vcpu.regs.cs]);
+    let words = [ss, rsp, flags | FIXED, cs, vcpu.regs.rip];
+    push(vcpu, gate, rsp, &words).then_some(flags & !CLEARED)
+}
+
 /// Pushes words to the stack that the TSS has for the kernel, and sets what is loaded from the gate and with it.
 fn push_to_kernel(vcpu: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
     if vcpu.system.tss < kernel_start() {

@@ -32,6 +32,7 @@
 #![allow(unsafe_code)]
 
 mod assist;
+mod bells;
 mod blocks;
 mod claims;
 mod context;

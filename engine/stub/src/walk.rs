@@ -172,6 +172,14 @@ pub fn walk(cx: &Context<'_>, gva: u64, access: Access) -> Walk {
     }
 }
 
+/// The GPA of a store by the kernel, whatever is there, if the guest's tables allow it.
+pub fn gpa_of_store(cx: &Context<'_>, gva: u64) -> Option<u64> {
+    let mut tables = Tables { shared: cx.shared, odd: false };
+    let access = paging::Access { write: true, fetch: false, user: false, smap_override: false };
+    let found = paging::walk(&mut tables, Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS }, gva, access);
+    found.ok().filter(|_| !tables.odd).map(|found| found.gpa)
+}
+
 /// Guest memory as a look sees it that leaves no trace: page tables in RAM, whatever the monitor does with them.
 struct Looked<'a> {
     shared: &'a Shared,

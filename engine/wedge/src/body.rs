@@ -14,7 +14,7 @@ use wedge_abi::{
     GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD, REGIONS,
     REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared, TABLES,
     TABLES_LEN, TAPS, TURNS, Taps, TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE, USER_TABLES,
-    VCPU_PAGE, VCPU_PAGE_LEN,
+    VCPU_PAGE, VCPU_PAGE_LEN, WORDS, words,
 };
 
 /// Descriptors of memory objects, in the order in which another process is given them.
@@ -67,6 +67,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) objects: Objects<'a>,
     /// Bytes of RAM.
     pub(crate) ram_len: usize,
+    /// Where its memory object has the pages of words.
+    pub(crate) words: u64,
     pub(crate) walked: bool,
     /// What user code must not reach has a protection key.
     pub(crate) keyed: bool,
@@ -152,6 +154,10 @@ impl<'a> Parts<'a> {
             part(LOOKUPS, size_of::<Lookups>(), Write, Some(self.objects.lookups)),
             part(MARKS, self.ram_len / PAGE, Read, Some(self.objects.marks)),
             part(RAM, self.ram_len, Write, Some(self.objects.ram)),
+            Part {
+                content: Some((self.objects.ram, self.words)),
+                ..part(WORDS, words::LEN, Write, None)
+            },
         ];
         let walked = walked.into_iter().filter(|_| self.walked);
         let (base, keyed) = (self.base, self.keyed);

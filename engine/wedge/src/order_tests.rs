@@ -17,6 +17,7 @@ fn ready() -> (Wedge, Pages) {
         len: ram.len(),
         low: ram.low_len(),
         marks: ram.marks(),
+        words: ram.words_start(),
         walked: true,
     };
     let mut pages = Pages::new().expect("the host gives memory");

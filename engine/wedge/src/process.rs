@@ -67,6 +67,8 @@ pub struct WedgeRam<'a> {
     pub low: u64,
     /// Memory object with a byte a page, not zero if the monitor decides what becomes of it.
     pub marks: &'a dyn host::MemoryObject,
+    /// Offset of the pages of words in the memory object.
+    pub words: u64,
     /// The wedge walks the guest's page tables, for which it has all of RAM in its window.
     pub walked: bool,
 }
@@ -117,6 +119,7 @@ impl Wedge {
             base: pages.base(),
             objects: objects(&ram, pages, &shared, &lookups)?,
             ram_len: ram.len as usize,
+            words: ram.words,
             walked: ram.walked,
             keyed: pages.keys(),
             user: sides.as_ref().map(BothSides::of_kernel).transpose()?,

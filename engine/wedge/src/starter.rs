@@ -77,17 +77,17 @@ pub(crate) fn passed(object: &dyn host::MemoryObject) -> io::Result<BorrowedFd<'
 
 impl<'a> Parts<'a> {
     /// Words and descriptors that say all of it.
-    fn told(&self) -> ([u64; 4], Vec<BorrowedFd<'a>>) {
-        let Self { base, objects, ram_len, walked, keyed, user } = *self;
+    fn told(&self) -> ([u64; 5], Vec<BorrowedFd<'a>>) {
+        let Self { base, objects, ram_len, words, walked, keyed, user } = *self;
         let of_user = user.map(|user| [user.page, user.journal, user.socket]);
         let descriptors = objects.given().into_iter().chain(of_user.into_iter().flatten());
-        let words = [ram_len as u64, walked.into(), keyed.into(), base.entry().into()];
-        (words, descriptors.collect())
+        let told = [ram_len as u64, words, walked.into(), keyed.into(), base.entry().into()];
+        (told, descriptors.collect())
     }
 
     /// What was told; `None` if it cannot be that.
-    fn of(words: &[u64], descriptors: &'a [OwnedFd]) -> Option<Self> {
-        let &[len, walked, keyed, entry] = words.first_chunk()?;
+    fn of(told: &[u64], descriptors: &'a [OwnedFd]) -> Option<Self> {
+        let &[len, words, walked, keyed, entry] = told.first_chunk()?;
         let (objects, more): (&[OwnedFd; OBJECTS], _) = descriptors.split_first_chunk()?;
         let user = more.first_chunk().map(|of_user: &[OwnedFd; 3]| {
             let [page, journal, socket] = of_user.each_ref().map(AsFd::as_fd);
@@ -96,6 +96,7 @@ impl<'a> Parts<'a> {
         let ram_len = usize::try_from(len).ok().filter(|len| *len <= wedge_abi::RAM_MAX)?;
         let base = Base::of_entry(u16::try_from(entry).ok()?);
         let objects = Objects::of(objects.each_ref().map(AsFd::as_fd));
-        Some(Self { base, objects, ram_len, walked: walked != 0, keyed: keyed != 0, user })
+        let (walked, keyed) = (walked != 0, keyed != 0);
+        Some(Self { base, objects, ram_len, words, walked, keyed, user })
     }
 }

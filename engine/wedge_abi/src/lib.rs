@@ -16,6 +16,7 @@
 #![no_std]
 
 mod areas;
+mod bells;
 mod claims;
 mod command;
 mod exit;
@@ -31,8 +32,10 @@ mod turns;
 mod user;
 mod vcpu;
 mod window;
+pub mod words;
 
 pub use areas::*;
+pub use bells::{Bell, BellState, Bells, MAX_BELLS, MAX_RINGS, NO_CLASS, Ring};
 pub use claims::*;
 pub use command::*;
 pub use exit::*;

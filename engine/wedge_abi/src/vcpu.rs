@@ -1,6 +1,6 @@
 //! The vCPU page: the state of a vCPU while guest code runs.
 
-use crate::{Claims, Shares, areas::AREAS, jumps::CODE_PAGE_WORDS};
+use crate::{BellState, Bells, Claims, Shares, areas::AREAS, jumps::CODE_PAGE_WORDS};
 
 /// The vCPU page.
 #[repr(C, align(4096))]
@@ -18,6 +18,8 @@ pub struct VcpuPage {
     pub system: SystemState,
     /// Page faults and invalidations under way.
     pub paging: PagingState,
+    /// Interrupts that the wedge takes.
+    pub bells: BellState,
     /// What the wedge has done without the monitor.
     pub counters: Counters,
     /// Memory that programs must not have.
@@ -233,6 +235,10 @@ pub struct Counters {
     pub cpuids: u64,
     /// Look-ups filled.
     pub lookups: u64,
+    /// Doorbells rung.
+    pub rung: u64,
+    /// Interrupts of their answers taken.
+    pub interrupts: u64,
 }
 
 /// What the monitor tells wedges.
@@ -241,6 +247,8 @@ pub struct Counters {
 pub struct MonitorData {
     /// What CPUID has answered.
     pub cpuid: CpuidCache,
+    /// What doorbells do.
+    pub bells: Bells,
     /// A bit for each page of translated user code, by [`crate::code_page`].
     pub code_pages: [u64; CODE_PAGE_WORDS],
     /// What a page of translated user code is verified by: another number whenever all translations are dropped.
@@ -289,6 +297,7 @@ impl Default for CpuidCache {
 
 impl Default for MonitorData {
     fn default() -> Self {
-        Self { cpuid: CpuidCache::default(), code_pages: [0; CODE_PAGE_WORDS], code_generation: 0 }
+        let (cpuid, bells) = Default::default();
+        Self { cpuid, bells, code_pages: [0; CODE_PAGE_WORDS], code_generation: 0 }
     }
 }

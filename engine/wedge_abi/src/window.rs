@@ -96,8 +96,10 @@ pub const CODE_MARKS: u8 = 3;
 pub const COPIED_PAGE: u8 = 0x13;
 /// The mark of an empty page that nobody can write unnoticed.
 pub const EMPTY_PAGE: u8 = 11;
+/// The pages of words behind RAM in the memory object ([`crate::words`]).
+pub const WORDS: usize = MARKS + RAM_MAX / 4096;
 /// End of the part of the window that may be mapped.
-pub const WINDOW_END: usize = MARKS + RAM_MAX / 4096;
+pub const WINDOW_END: usize = WORDS + crate::words::LEN;
 /// End of user addresses.
 pub const TOP: usize = 0x7fff_ffff_f000;
 /// Added to a kernel GVA to get its HVA, modulo 2^64.

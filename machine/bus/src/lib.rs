@@ -17,6 +17,26 @@ pub trait Device: Send {
     fn read(&mut self, offset: u64, data: &mut [u8]);
     /// Writes `data.len()` (1, 2, 4 or 8) bytes at `offset` into the window.
     fn write(&mut self, offset: u64, data: &[u8]);
+    /// What a write at `offset` does, if it is a doorbell that need not be rung by one.
+    fn bell(&mut self, offset: u64) -> Option<Bell> {
+        let _ = offset;
+        None
+    }
+}
+
+/// What a doorbell does that somebody else may ring: there is nothing to do but to wait for the answer, and to interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bell {
+    /// Offset in RAM's memory object of the page of words that the device's server has.
+    pub words: u64,
+    /// The queue.
+    pub queue: usize,
+    /// GPA of the 16 bits that count the requests offered.
+    pub offered: u64,
+    /// GPA of the 16 bits that count those given back.
+    pub used: u64,
+    /// The message that interrupts: its GPA, and what is written there.
+    pub message: (u64, u32),
 }
 
 /// A level-triggered or edge-triggered wire into the interrupt controller (a GSI).
@@ -128,6 +148,12 @@ impl Bus {
         if let Some((offset, device)) = self.find(address, data.len()) {
             lock(device).write(offset, data);
         }
+    }
+
+    /// What the doorbell at an address does, if somebody else may ring it.
+    pub fn bell(&self, address: u64) -> Option<Bell> {
+        let (offset, device) = self.find(address, 1)?;
+        lock(device).bell(offset)
     }
 
     fn find(&self, address: u64, len: usize) -> Option<(u64, &Shared<dyn Device>)> {

@@ -60,6 +60,22 @@ impl CpuInterrupts {
         self.act(effect);
     }
 
+    /// Above which class the vCPU may take an interrupt by itself once the end that was put off has been told; `None` for none.
+    pub(crate) fn open_above(&self) -> Option<u8> {
+        self.lapic.with(|state| state.open_above())
+    }
+
+    /// It has taken this one, and its end is put off.
+    pub(crate) fn took(&self, vector: u8) {
+        let effect = self.lapic.with(|state| state.took(vector));
+        self.act(effect);
+    }
+
+    /// The vector of an edge-triggered message (its GPA and data) that is for this vCPU and for no other.
+    pub fn vector_of(&self, message: (u64, u32)) -> Option<u8> {
+        self.interrupts.vector_of(self.id, message)
+    }
+
     /// Takes a pending NMI.
     pub fn take_nmi(&self) -> bool {
         self.lapic.with(|state| state.take_nmi())

@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex};
 use bus::{Device, InterruptLine, MsiSink};
 
 use crate::ioapic::{IoApic, PINS};
-use crate::lapic::ApicBus;
 use crate::lapic::message::{BROADCAST, Delivery, Destination, Message, Taken};
 use crate::lapic::state::Effect;
+use crate::lapic::{ApicBus, Lapic};
 use crate::lock;
 use crate::pic::Pic;
 use crate::time::BACKLOG;
@@ -159,6 +159,20 @@ impl Interrupts {
         let usual = matches!(delivery, Delivery::Fixed | Delivery::Lowest | Delivery::Nmi);
         let message = Message { destination, delivery, vector, level: false };
         usual && to != BROADCAST && self.apics.send(&message) != Taken::No
+    }
+
+    /// See [`crate::CpuInterrupts::vector_of`].
+    pub(crate) fn vector_of(&self, id: u32, (address, data): (u64, u32)) -> Option<u8> {
+        let message = Message::from_msi(address, data);
+        let usual = matches!(message.delivery, Delivery::Fixed | Delivery::Lowest)
+            && !message.level
+            && message.vector >= 16;
+        let is_for = |number: usize, lapic: &Lapic| {
+            lapic.with(|state| state.matches(message.destination)) == (number == id as usize)
+        };
+        let mut lapics = self.apics.0.iter().enumerate();
+        let ours = usual && lapics.all(|(number, lapic)| is_for(number, lapic));
+        ours.then_some(message.vector)
     }
 
     /// Does what local APIC `from` asked for.

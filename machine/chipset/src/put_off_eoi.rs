@@ -76,6 +76,18 @@ impl PutOffEoi {
         }
     }
 
+    /// The byte that tells the end (its GPA), and above which class the vCPU may take interrupts by itself once that is zero: the
+    /// vCPU then sets it. `None` if it may take none.
+    pub fn direct(&self, interrupts: &CpuInterrupts) -> Option<(u64, u8)> {
+        Some((self.gpa()?, interrupts.open_above()?))
+    }
+
+    /// It has taken one, and set the byte.
+    pub fn took(&self, interrupts: &CpuInterrupts, vector: u8) {
+        interrupts.took(vector);
+        self.is_put_off.store(true, Ordering::Relaxed);
+    }
+
     /// Brings the local APIC up to date for a read of one of its MSRs. The end of an interrupt only clears bits of the in-service registers, so
     /// one that is zero reads the same before and after: then the end stays put off. This matters because an engine may read such a register
     /// at each entry into guest code, right after an interrupt was taken.

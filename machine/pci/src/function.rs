@@ -2,7 +2,7 @@
 
 use crate::config::COMMAND;
 use crate::{Bar, ConfigSpace, Identity, Intx, MsiTable, Msix, PciError};
-use bus::{InterruptLine, MsiSink};
+use bus::{Bell, InterruptLine, MsiSink};
 use std::sync::Arc;
 
 /// A type-0 function. Behind its own lock, held for one access.
@@ -25,6 +25,10 @@ pub trait Function: Send {
     }
     /// Writes `data.len()` (1, 2, 4, 8) bytes wholly inside a BAR, of any alignment.
     fn bar_write(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
+    /// What a write at an offset into a BAR does, if it is a doorbell that somebody else may ring.
+    fn bell(&mut self, _bar: u8, _offset: u64) -> Option<Bell> {
+        None
+    }
     /// Power-on state; BARs where [`crate::PciHost::add`] put them.
     fn reset(&mut self) {
         self.config_mut().reset();

@@ -6,7 +6,7 @@ use crate::{
     ConfigPorts, ConfigSpace, Ecam, Function, MmioWindow, PciError, SLOTS, WINDOW_BASE,
     WINDOW_SIZE, lock,
 };
-use bus::{InterruptLine, MsiSink};
+use bus::{Bell, InterruptLine, MsiSink};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// A host bridge without quirks attached to its ID: Red Hat's generic PCIe host.
@@ -209,6 +209,12 @@ impl PciHost {
             Some((function, bar, offset)) => lock(&function).bar_read(bar, offset, data),
             None => data.fill(0xff),
         }
+    }
+
+    /// What the doorbell at a GPA does, if somebody else may ring it.
+    pub(crate) fn bell(&self, gpa: u64) -> Option<Bell> {
+        let (function, bar, offset) = self.0.decode(gpa, 1)?;
+        lock(&function).bell(bar, offset)
     }
 
     /// Writes at a GPA inside some BAR; lost where nothing decodes it.

@@ -118,6 +118,13 @@ impl Msix {
         }
     }
 
+    /// The message of a vector (its GPA and data), if it would be sent now.
+    pub fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        let state = lock(&self.state);
+        let may = vector < self.vectors && state.may_send(vector);
+        may.then(|| state.message(vector)).filter(|(address, _)| APIC_MESSAGES.contains(address))
+    }
+
     /// Reads the table at byte `offset`; all ones beyond it.
     pub fn table_read(&self, offset: u64, data: &mut [u8]) {
         read_bytes(&lock(&self.state).table, offset, data);

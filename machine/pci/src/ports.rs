@@ -2,7 +2,7 @@
 
 use crate::PciHost;
 use crate::host::Target;
-use bus::{Device, Shared};
+use bus::{Bell, Device, Shared};
 
 /// Configuration mechanism #1 (PCI 3.0 section 3.2.2.3.2): CONFIG_ADDRESS at port 0xcf8,
 /// CONFIG_DATA at 0xcfc.
@@ -128,5 +128,9 @@ impl Device for MmioWindow {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         self.host.memory_write(self.base.wrapping_add(offset), data);
+    }
+
+    fn bell(&mut self, offset: u64) -> Option<Bell> {
+        self.host.bell(self.base.wrapping_add(offset))
     }
 }

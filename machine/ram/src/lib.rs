@@ -9,6 +9,9 @@
 //! offset  0 ........ min(len, 3 GiB) = low_len ................................... len
 //! ```
 //!
+//! Behind RAM the memfd has, on hosts that need them, a copy of each page of code, and last some pages of which the guest
+//! knows nothing ([`Ram::take_words`]).
+//!
 //! Why it is right: every access is checked against the length once, against an invariant fixed
 //! at creation (the memfd is sealed, so the mapping can never shrink under us). There are no
 //! locks on loads, stores or the code-page checks; see the module `code` for the order of marks and
@@ -20,6 +23,7 @@ mod dma;
 mod layout;
 mod mapping;
 mod news;
+pub mod words;
 
 /// Locks and atomics, for which others stand in `tests/models`.
 mod sync {
@@ -32,7 +36,10 @@ host::choose!(host_linux::Linux);
 mod tests;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use bus::Kicker;
 pub use code::{COPIED_PAGE, EMPTY_PAGE, MADE};
@@ -113,6 +120,19 @@ pub struct Ram {
 struct Inner {
     mapping: Mapping,
     dma: DmaMemory,
+    /// How many pages of words have been given away.
+    words: AtomicU64,
+}
+
+impl Inner {
+    fn new(mapping: Mapping, dma: DmaMemory) -> Self {
+        Self { mapping, dma, words: AtomicU64::new(0) }
+    }
+
+    /// Offset of the first page of words.
+    fn words_start(&self) -> u64 {
+        self.mapping.len() - words::LEN
+    }
 }
 
 impl Ram {
@@ -138,11 +158,12 @@ impl Ram {
         }
         let layout = Layout::new(len);
         let all = if copies { len.saturating_mul(2) } else { len };
-        let mapping = Mapping::new(all).map_err(|error| error.of(len))?;
+        let mapping =
+            Mapping::new(all.saturating_add(words::LEN)).map_err(|error| error.of(len))?;
         let pages = Arc::new(PageMap::new(len / PAGE)?);
         let dma = dma::view(&mapping, layout, &pages)?;
         let copies = copies.then(|| mapping.view(len, len));
-        let ram = Self::of(layout, pages, Inner { mapping, dma });
+        let ram = Self::of(layout, pages, Inner::new(mapping, dma));
         Ok(Self { copies, ..ram })
     }
 
@@ -170,7 +191,8 @@ impl Ram {
     /// These are not what [`Ram::descriptors`] gave, or the host refuses.
     pub fn of_another(memory: OwnedFd, marks: OwnedFd, notes: OwnedFd) -> Result<Self, RamError> {
         let mapping = Mapping::of_another(memory, Access::Write)?;
-        let len = if has_copies() { mapping.len() / 2 } else { mapping.len() };
+        let all = mapping.len().saturating_sub(words::LEN);
+        let len = if has_copies() { all / 2 } else { all };
         if len < MIN_LEN || !len.is_multiple_of(PAGE) {
             return Err(RamError::BadSize { len });
         }
@@ -179,7 +201,33 @@ impl Ram {
         let notes = Notes::of_another(notes, len / PAGE)?;
         let pages = Arc::new(PageMap::of_another(marks, notes));
         let dma = dma::view(&mapping, layout, &pages)?;
-        Ok(Self::of(layout, pages, Inner { mapping, dma }))
+        Ok(Self::of(layout, pages, Inner::new(mapping, dma)))
+    }
+
+    /// Takes a page of words, in which a device's server, the monitor and wedges tell each other of requests: its offset in the
+    /// memory object, behind all that the guest has. `None` if all are taken.
+    pub fn take_words(&self) -> Option<u64> {
+        let number = self.shared.words.fetch_add(1, Ordering::Relaxed);
+        (number < words::PAGES - 1).then(|| self.words_start() + number * PAGE)
+    }
+
+    /// Offset of the first page of words in the memory object.
+    pub fn words_start(&self) -> u64 {
+        self.shared.words_start()
+    }
+
+    /// What a doorbell does may have changed: wedges that were told of doorbells ring none by themselves any more.
+    pub fn change_bells(&self) {
+        self.epoch().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A number that [`Ram::change_bells`] changes.
+    pub fn bells_epoch(&self) -> u64 {
+        self.epoch().load(Ordering::SeqCst)
+    }
+
+    fn epoch(&self) -> &AtomicU64 {
+        self.shared.mapping.word(self.words_start() + words::EPOCH)
     }
 
     /// Bytes of RAM.

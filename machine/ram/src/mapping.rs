@@ -12,7 +12,10 @@
 use std::arch::asm;
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, atomic::AtomicU8};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU8, AtomicU64},
+};
 
 use host::{Access, MemoryObject, Piece, Seal};
 
@@ -84,6 +87,13 @@ impl Mapping {
         assert!(at < self.len(), "a page outside RAM");
         // SAFETY: inside the mapping, which lives as long as `self`; bytes are always valid.
         unsafe { AtomicU8::from_ptr(self.mapped.base().as_ptr().add(at as usize)) }
+    }
+
+    /// A word that others may change at any moment, at a multiple of eight.
+    pub(crate) fn word(&self, at: u64) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at < self.len(), "a word outside the mapping");
+        // SAFETY: inside the mapping, whose length is whole pages, aligned, and living as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.mapped.base().as_ptr().add(at as usize).cast()) }
     }
 }
 

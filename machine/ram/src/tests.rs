@@ -470,3 +470,18 @@ fn a_swap_in_two_pages_writes_where_it_should() {
     assert_eq!((ram.load16(0x1ffe), ram.load16(0x7000)), (0x6655, 0x8877));
     assert_eq!((ram.load8(0x1ffd), ram.load8(0x7002)), (0, 0));
 }
+
+/// The last page of words is the monitor's own.
+#[test]
+fn pages_of_words_lie_behind_all_that_the_guest_has() {
+    let ram = Ram::with_copies(2 << 20).expect("RAM");
+    let pages: Vec<_> = std::iter::from_fn(|| ram.take_words()).collect();
+    assert_eq!(pages.len() as u64, words::PAGES - 1);
+    assert!(pages.iter().all(|page| *page >= 2 * ram.len() && page % PAGE == 0));
+    assert_eq!(pages[0], ram.words_start());
+    assert_eq!(ram.take_words(), None, "nor later");
+    let (before, other) = (ram.bells_epoch(), ram.clone());
+    other.change_bells();
+    assert_ne!(ram.bells_epoch(), before);
+    assert_eq!(ram.object().len(), ram.words_start() + words::LEN);
+}

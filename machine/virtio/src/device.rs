@@ -66,6 +66,11 @@ pub trait VirtioDevice: Send {
     fn is_patient(&self, _index: usize) -> bool {
         false
     }
+    /// Offset in RAM's memory object of the words by which a server of queue `index` tells of answers, while somebody else may ring
+    /// for it.
+    fn words(&self, _index: usize) -> Option<u64> {
+        None
+    }
     /// How soon the driver is to be told of the requests that queue `index` has just given back.
     fn telling(&mut self, _index: usize) -> Telling {
         Telling::AtOnce

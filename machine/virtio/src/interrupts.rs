@@ -59,6 +59,11 @@ impl DeviceInterrupts {
         }
     }
 
+    /// The message that tells the driver of a queue's used buffers, if one would be sent now.
+    pub(crate) fn message(&self, index: usize) -> Option<(u64, u32)> {
+        self.msix.message(self.queue_vector(index))
+    }
+
     /// The ISR byte. Reading clears it and lowers INTx.
     pub(crate) fn take_isr(&self) -> u8 {
         let mut state = lock(&self.state);

@@ -7,6 +7,7 @@
 use crate::interrupts::DeviceInterrupts;
 use crate::queue::Shape;
 use crate::{Queue, RequestLog, RingError, VirtioDevice};
+use bus::Bell;
 use ram::Ram;
 use std::sync::Arc;
 use virtio_bindings::virtio_config as config;
@@ -171,12 +172,27 @@ impl Running {
         }
     }
 
+    /// What the doorbell of a queue does, if somebody else may ring it.
+    pub(crate) fn bell(&self, index: usize) -> Option<Bell> {
+        let slot = self.queues.get(index).filter(|slot| self.is_ready() && slot.queue.is_some())?;
+        let (words, message) = (self.device.words(index)?, self.interrupts.message(index)?);
+        // The counters are the second words of the rings (virtio 1.2 sections 2.7.6 and 2.7.8).
+        let [offered, used] = [slot.shape.available, slot.shape.used].map(|ring| ring + 2);
+        Some(Bell { words, queue: index, offered, used, message })
+    }
+
+    /// Queues may be served.
+    fn is_ready(&self) -> bool {
+        let served = self.status & (status::DRIVER_OK | status::NEEDS_RESET) == status::DRIVER_OK;
+        served && self.bus_master
+    }
+
     fn run_one(&mut self, index: usize) {
-        let ready = self.status & (status::DRIVER_OK | status::NEEDS_RESET) == status::DRIVER_OK;
+        let ready = self.is_ready();
         let Some(queue) = self.queues.get_mut(index).and_then(|slot| slot.queue.as_mut()) else {
             return;
         };
-        if !ready || !self.bus_master {
+        if !ready {
             return;
         }
         let served = self.device.process(index, queue);
@@ -189,6 +205,7 @@ impl Running {
     pub(crate) fn fail(&mut self, error: &RingError) {
         tracing::warn!(device = self.device.device_type(), %error, "virtio driver error");
         self.status |= status::NEEDS_RESET;
+        self.memory.change_bells();
         self.tell_driver();
     }
 

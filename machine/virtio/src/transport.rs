@@ -6,7 +6,7 @@ use crate::layout::{self, AccessWindow, Structure};
 use crate::runner::{Doorbell, Execution, Runner, SharedDevice};
 use crate::running::Running;
 use crate::{RequestLog, VirtioDevice, chain::MAX_CHAIN, lock};
-use bus::{InterruptLine, MsiSink};
+use bus::{Bell, InterruptLine, MsiSink};
 use pci::{Bar, ConfigSpace, Endpoint, Function, Identity, PciError};
 use ram::Ram;
 use std::sync::{Arc, Mutex};
@@ -44,6 +44,7 @@ pub struct VirtioPci {
     shared: Arc<SharedDevice>,
     runner: Runner,
     log: Arc<RequestLog>,
+    memory: Ram,
 }
 
 impl VirtioPci {
@@ -69,12 +70,13 @@ impl VirtioPci {
         let (msix, intx) = (endpoint.msix().clone(), endpoint.intx().clone());
         let interrupts = Arc::new(DeviceInterrupts::new(msix, intx, queues));
         let log = Arc::new(RequestLog::new().map_err(VirtioError::Log)?);
-        let running = Running::new(device, ram, interrupts.clone(), Arc::clone(&log));
+        let running = Running::new(device, ram.clone(), interrupts.clone(), Arc::clone(&log));
         let running = Mutex::new(running);
         let shared = Arc::new(SharedDevice { running, interrupts });
         let runner = Runner::new(shared.clone(), execution).map_err(VirtioError::Worker)?;
         let access = AccessWindow(access);
-        Ok(Self { endpoint, access, select: Selectors::default(), shared, runner, log })
+        let (select, memory) = (Selectors::default(), ram);
+        Ok(Self { endpoint, access, select, shared, runner, log, memory })
     }
 
     /// Where its requests are noted while somebody reads there.
@@ -177,6 +179,7 @@ impl Function for VirtioPci {
 
     fn config_write(&mut self, offset: usize, data: &[u8]) {
         let was_master = self.endpoint.config().bus_master();
+        self.memory.change_bells();
         self.endpoint.config_write(offset, data);
         if self.access.touches(offset, data.len()) {
             self.store_window();
@@ -201,6 +204,9 @@ impl Function for VirtioPci {
     }
 
     fn bar_write(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        if !matches!(Structure::at(offset), Structure::Notify(_)) {
+            self.memory.change_bells();
+        }
         if self.endpoint.msix_write(bar, offset, data) {
             return;
         }
@@ -215,7 +221,18 @@ impl Function for VirtioPci {
         }
     }
 
+    /// A worker of our own serves the queue, or the one who rings.
+    fn bell(&mut self, bar: u8, offset: u64) -> Option<Bell> {
+        match Structure::at(offset) {
+            Structure::Notify(queue) if bar == layout::BAR => {
+                lock(&self.shared.running).bell(queue)
+            }
+            _ => None,
+        }
+    }
+
     fn reset(&mut self) {
+        self.memory.change_bells();
         self.endpoint.reset();
         let mut running = lock(&self.shared.running);
         running.reset();

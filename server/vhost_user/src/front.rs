@@ -30,7 +30,6 @@ struct SharedFront {
     epoll: Epoll,
     doorbell: OnceLock<Doorbell>,
     near: OnceLock<Near>,
-    words: Arc<Words>,
     /// Is told when there is no server any more.
     mourner: OnceLock<FailureHandler>,
 }
@@ -44,7 +43,7 @@ impl SharedFront {
         link: MutexGuard<'_, Link>,
         (index, is_awaited): (usize, bool),
     ) {
-        let words = &self.words;
+        let words = Arc::clone(&link.words);
         let expected = words.expect(index, how);
         let is_watched = words.is_watched();
         if !is_watched {
@@ -109,9 +108,9 @@ impl Remote {
         let identity = link.identity.clone();
         let (doorbell, near) = (OnceLock::new(), OnceLock::new());
         let mourner = OnceLock::new();
-        let (epoll, words) = (watching(&link)?, Arc::clone(&link.words));
+        let epoll = watching(&link)?;
         let link = Mutex::new(link);
-        let shared = Arc::new(SharedFront { link, epoll, doorbell, near, words, mourner });
+        let shared = Arc::new(SharedFront { link, epoll, doorbell, near, mourner });
         let watched = Arc::clone(&shared);
         let name = format!("server-{}", identity.device_type);
         thread::Builder::new().name(name).spawn(move || watch(&watched))?;
@@ -206,6 +205,13 @@ impl VirtioDevice for Remote {
 
     fn is_patient(&self, index: usize) -> bool {
         self.reserve.as_ref().is_some_and(|reserve| reserve.is_patient(index))
+    }
+
+    fn words(&self, index: usize) -> Option<u64> {
+        let link = self.shared.link();
+        let served = link.is_running(index) && !link.broken && !link.gone;
+        let beside = self.shared.near.get().is_some_and(Near::is_beside);
+        (served && beside && !self.is_patient(index)).then(|| link.words.offset())
     }
 
     fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
@@ -343,10 +349,10 @@ fn wait(shared: &SharedFront) -> io::Result<()> {
         };
         let happened = events.iter().take(count).map(|event| Event::numbered(event.data()));
         let happened: Vec<_> = happened.collect();
-        let (due, broke, server) = heard(&shared.link(), &happened);
+        let (due, broke, server, words) = heard(&shared.link(), &happened);
         due.iter().for_each(|interrupt| interrupt());
         if let Some(near) = shared.near.get().filter(|_| !due.is_empty()) {
-            place.answered(near, server, &shared.words);
+            place.answered(near, server, &words);
         }
         if broke {
             shared.link().broken = true;
@@ -354,14 +360,14 @@ fn wait(shared: &SharedFront) -> io::Result<()> {
         }
         if happened.contains(&Event::Ended) {
             // Its successor begins where this thread is.
-            shared.near.get().iter().for_each(|near| place.leave(near, server, &shared.words));
+            shared.near.get().iter().for_each(|near| place.leave(near, server, &words));
             return Ok(());
         }
     }
 }
 
-/// Takes note of events: the interrupts that are due, whether a queue is broken, and whose events they are.
-fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool, Option<Pid>) {
+/// Takes note of events: the interrupts that are due, whether a queue is broken, whose events they are, and the words with whom that is.
+fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool, Option<Pid>, Arc<Words>) {
     let (mut due, mut broke) = (Vec::new(), false);
     for event in happened {
         match event {
@@ -370,7 +376,7 @@ fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool, Option<Pid>)
             Event::Broke(index) => broke |= link.broke(*index),
         }
     }
-    (due, broke, link.server())
+    (due, broke, link.server(), Arc::clone(&link.words))
 }
 
 /// Has the transport look at every queue, and so find out what has happened.

@@ -284,7 +284,8 @@ impl Link {
         let pages = memory.len() / ram::PAGE;
         regions.push(region(MARKS, pages, 0, marks));
         regions.push(region(NOTES, pages, 0, notes));
-        regions.push(region(WORDS, words::LEN, 0, self.words.fd()));
+        self.words = words_behind(memory).unwrap_or_else(|| Arc::clone(&self.words));
+        regions.push(region(WORDS, words::LEN, self.words.offset(), self.words.fd()));
         if let Some(log) = self.log.as_ref().and_then(|log| log.descriptor()) {
             regions.push(region(LOG, REQUEST_LOG_LEN, 0, log));
         }
@@ -483,6 +484,12 @@ fn connect(
 ) -> Result<(Frontend, UnixStream), VhostUserError> {
     let other = socket.try_clone()?;
     Ok((Frontend::from_stream(socket, identity.queues.len() as u64), other))
+}
+
+/// Words behind RAM, which wedges have as well; `None` if there is no room for more.
+fn words_behind(memory: &Ram) -> Option<Arc<Words>> {
+    let file = memory.object().descriptor()?.try_clone_to_owned().ok()?;
+    Words::of_another(file.into(), memory.take_words()?).ok().map(Arc::new)
 }
 
 /// The first words; returns what the server offers.

@@ -181,6 +181,11 @@ impl Near {
         Place::of(self.place.load(Ordering::Relaxed))
     }
 
+    /// The server looks at its queues beside the vCPU that rang last.
+    pub(crate) fn is_beside(&self) -> bool {
+        matches!(self.place(), Place::Beside(_))
+    }
+
     /// The vCPU is about to ring; how it should wait for the answer, if it should, which is for a [`MOMENT`] at the most.
     pub(crate) fn ring(&self) -> Option<Waiting> {
         let (cpu, now) = (sched_getcpu(), self.now());

@@ -1,4 +1,5 @@
-//! Words that a monitor and a server share: a request and its answer need no call of the host's while both look at them.
+//! Words that a monitor and a server share: a request and its answer need no call of the host's while both look at them. A wedge has
+//! them, too, and may ring and wait in the vCPU's place ([`ram::words`]).
 //!
 //! | word | written by | says |
 //! |---|---|---|
@@ -20,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ram::words::{ANSWERED, EARLY, FIRST_QUEUE, LOOKING, NOBODY, NOT_WATCHED, STEP, WATCHED};
 use rustix::{
     event::Timespec,
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
@@ -27,25 +29,20 @@ use rustix::{
     thread::futex,
 };
 
-/// Bytes in all, and from one word to the next: each has a cache line of its own.
+/// Bytes in all.
 pub(crate) const LEN: u64 = 4096;
-const STEP: usize = 64;
 
-const WATCHED: usize = 0;
 const PATIENCE: usize = 1;
-const FIRST_QUEUE: usize = 2;
 
-/// What the server says of itself: it sleeps, it looks, it serves a queue and looks afterwards.
-const NOT_WATCHED: u32 = 0;
+/// What the server says of itself: it looks, it serves a queue and looks afterwards.
 const WATCHING: u32 = 1;
 const SERVING: u32 = 2;
 
-/// What a queue's word says: nobody waits, one looks at the word, one sleeps until it is woken, there is an answer, there is one for whoever is about to ring.
-const NOBODY: u32 = 0;
-const LOOKING: u32 = 1;
+/// What a queue's word says: one sleeps until it is woken.
 const ASLEEP: u32 = 2;
-const ANSWERED: u32 = 3;
-const EARLY: u32 = 4;
+
+/// The longest that a server looks at its queues after a request: a guest that has taken its wedge over could ask for more.
+const MOST_PATIENCE: Duration = Duration::from_millis(1);
 
 /// How a vCPU waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +56,8 @@ pub(crate) enum Waiting {
 /// The page of words.
 pub(crate) struct Words {
     file: File,
+    /// Where the page is in the file.
+    offset: u64,
     base: NonNull<u8>,
 }
 
@@ -75,28 +74,34 @@ impl Words {
         ftruncate(&file, LEN)?;
         // Who has the other end cannot take the page away under us.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::map(file.into())
+        Self::map(file.into(), 0)
     }
 
-    /// The words of the process that this file is from.
-    pub(crate) fn of_another(file: File) -> io::Result<Self> {
+    /// The words at an offset in a memory object: of another process's, or behind RAM.
+    pub(crate) fn of_another(file: File, offset: u64) -> io::Result<Self> {
         let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
-        if fstat(&file)?.st_size.cast_unsigned() != LEN || !is_sealed {
+        let end = fstat(&file)?.st_size.cast_unsigned();
+        if !is_sealed || !offset.is_multiple_of(LEN) || offset.checked_add(LEN) > Some(end) {
             return Err(io::Error::other("the page of words is none"));
         }
-        Self::map(file)
+        Self::map(file, offset)
     }
 
-    fn map(file: File) -> io::Result<Self> {
+    fn map(file: File, offset: u64) -> io::Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe { mmap(ptr::null_mut(), LEN as usize, access, flags, &file, 0)? };
+        let base = unsafe { mmap(ptr::null_mut(), LEN as usize, access, flags, &file, offset)? };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("no address"))?;
-        Ok(Self { file, base })
+        Ok(Self { file, offset, base })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Where the page is in the file.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
     }
 
     fn word(&self, number: usize) -> Option<&AtomicU32> {
@@ -164,7 +169,7 @@ impl Words {
 
     /// For how long it may look at its queues after a request.
     pub(crate) fn patience(&self) -> Duration {
-        Duration::from_micros(self.load(PATIENCE).into())
+        Duration::from_micros(self.load(PATIENCE).into()).min(MOST_PATIENCE)
     }
 
     /// Says that it looks at its queues by itself, or does not. What was offered before it said so it has to look for once more.
@@ -241,7 +246,11 @@ impl Drop for Words {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::Arc, thread};
+    use std::{
+        os::unix::fs::FileExt,
+        sync::{Arc, atomic::AtomicBool},
+        thread,
+    };
 
     const SHORT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_millis(900);
@@ -249,7 +258,8 @@ mod tests {
     /// Both ends.
     fn pair() -> (Words, Words) {
         let ours = Words::new().expect("a page");
-        let theirs = Words::of_another(ours.file.try_clone().expect("a copy")).expect("the same");
+        let file = ours.file.try_clone().expect("a copy");
+        let theirs = Words::of_another(file, ours.offset()).expect("the same");
         (ours, theirs)
     }
 
@@ -320,11 +330,61 @@ mod tests {
         assert!(!theirs.answer(1), "nobody is on the way");
     }
 
+    /// Nobody waits for longer than without, or for ever, and all go on once the page is left alone.
+    #[test]
+    fn who_scribbles_on_the_words_harms_only_the_guest() {
+        let (ours, theirs) = pair();
+        let (page, over) =
+            (ours.file.try_clone().expect("a copy"), Arc::new(AtomicBool::new(false)));
+        let is_over = Arc::clone(&over);
+        let scribbler = thread::spawn(move || {
+            let mut random = 1_u32;
+            while !is_over.load(Ordering::Relaxed) {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let word = (random >> 10) % 8 * STEP as u32;
+                let said = if random >> 31 == 0 { random >> 4 & 7 } else { random };
+                page.write_all_at(&said.to_ne_bytes(), word.into()).expect("written");
+            }
+        });
+        let start = Instant::now();
+        for round in 0..400 {
+            let how = [Waiting::Looking, Waiting::Asleep][round % 2];
+            assert!(ours.expect(round % 4, how).is_some());
+            ours.wait(round % 4, how, Duration::from_millis(1));
+            theirs.set_watched(round % 3 == 0);
+            theirs.set_serving(round % 5 == 0);
+            theirs.answer(round % 4);
+            theirs.take_back(round % 4);
+            assert!(theirs.patience() <= MOST_PATIENCE);
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+        over.store(true, Ordering::Relaxed);
+        scribbler.join().expect("ended");
+        theirs.set_watched(false);
+        // Whatever was left there is taken.
+        ours.wait(0, Waiting::Looking, Duration::ZERO);
+        assert_eq!(ours.expect(0, Waiting::Looking), Some(false));
+        assert!(theirs.answer(0) && ours.wait(0, Waiting::Looking, LONG));
+    }
+
+    #[test]
+    fn a_server_looks_no_longer_than_it_may() {
+        let (ours, theirs) = pair();
+        ours.set_patience(Duration::from_secs(60));
+        assert_eq!(theirs.patience(), MOST_PATIENCE);
+    }
+
     #[test]
     fn a_file_that_can_shrink_is_refused() {
         let file = File::from(memfd_create("x", MemfdFlags::ALLOW_SEALING).expect("made"));
-        assert!(Words::of_another(file.try_clone().expect("a copy")).is_err(), "it is empty");
-        file.set_len(LEN).expect("longer");
-        assert!(Words::of_another(file).is_err());
+        let again = || file.try_clone().expect("a copy");
+        assert!(Words::of_another(again(), 0).is_err(), "it is empty");
+        file.set_len(2 * LEN).expect("longer");
+        assert!(Words::of_another(again(), 0).is_err());
+        fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
+        assert!(Words::of_another(again(), LEN).is_ok());
+        for odd in [LEN / 2, 2 * LEN, u64::MAX - (LEN - 1)] {
+            assert!(Words::of_another(again(), odd).is_err(), "{odd:#x}");
+        }
     }
 }

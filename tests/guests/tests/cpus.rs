@@ -235,6 +235,31 @@ fn a_folder_answers_the_cpu_that_asks() -> Result<()> {
     Ok(())
 }
 
+/// While a folder's server looks at its queue, the process that runs the guest waits for answers itself.
+#[test]
+fn requests_to_a_folder_take_no_turn_of_the_monitor() -> Result<()> {
+    if std::thread::available_parallelism()?.get() == 1 {
+        println!("SKIPPED: this host has one CPU");
+        return Ok(());
+    }
+    for (who, expected) in [("wedge", 500..), ("monitor", 0..)] {
+        let (folder, doorbells) = (TempDir::new()?, format!("--doorbells={who}"));
+        let script = "for n in $(seq 1000); do echo $n > asked; done; cat asked";
+        let mut command = Command::new(ring3()?);
+        command.args(["exec", "--cpus=1", "--stats", "--timeout=200", &doorbells, "--"]);
+        let output = command.args(["sh", "-c", script]).current_dir(&folder).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let counters = String::from_utf8_lossy(&output.stderr);
+        ensure!(said == "1000\n", "{said}{counters}");
+        for row in ["fast doorbells", "fast interrupts"] {
+            let count = counter(&counters, row)?;
+            let none = who == "monitor" && count != 0;
+            ensure!(expected.contains(&count) && !none, "{who}, {row}: {count}");
+        }
+    }
+    Ok(())
+}
+
 /// One CPU's translated code is compared while the other one changes memory.
 #[test]
 fn one_of_two_in_lock_step() -> Result<()> {

@@ -221,6 +221,24 @@ impl ApicState {
         if put_off && told { self.eoi() } else { None }
     }
 
+    /// Above which class the vCPU may take an interrupt by itself, as soon as the end that was put off has been told: nothing else is
+    /// served, and nothing waits. `None` if it may take none.
+    pub(crate) fn open_above(&self) -> Option<u8> {
+        let serves = self.isr.highest().is_some() && !self.put_off;
+        let waits = self.irr.highest().is_some() || self.ext_int();
+        (self.accepts() && !serves && !waits).then_some(self.tpr >> 4)
+    }
+
+    /// The vCPU has taken an edge-triggered interrupt by itself, after the end that was put off. The end of this one is put off, too.
+    pub(crate) fn took(&mut self, vector: u8) -> Option<Effect> {
+        let effect = self.settle_eoi(true);
+        if vector >= 16 {
+            self.isr.insert(vector);
+            self.put_off = true;
+        }
+        effect
+    }
+
     /// The timer's interrupt was taken: the next of those it owes waits now.
     fn repay(&mut self, vector: u8) {
         let timer = self.lvt[lvt_index(reg::LVT_TIMER)];

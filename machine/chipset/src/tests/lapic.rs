@@ -5,11 +5,11 @@ use super::*;
 const ID: u64 = 0x20;
 const TPR: u64 = 0x80;
 const PPR: u64 = 0xa0;
-const EOI: u64 = 0xb0;
+pub(super) const EOI: u64 = 0xb0;
 const LDR: u64 = 0xd0;
 const DFR: u64 = 0xe0;
 const ESR: u64 = 0x280;
-const ICR: u64 = 0x300;
+pub(super) const ICR: u64 = 0x300;
 const ICR_HIGH: u64 = 0x310;
 const LVT_TIMER: u64 = 0x320;
 const LVT_ERROR: u64 = 0x370;
@@ -17,11 +17,11 @@ const TIMER_INITIAL: u64 = 0x380;
 const TIMER_CURRENT: u64 = 0x390;
 const TIMER_DIVIDE: u64 = 0x3e0;
 
-const TO_SELF: u32 = 1 << 18;
+pub(super) const TO_SELF: u32 = 1 << 18;
 const TO_ALL: u32 = 2 << 18;
 const TO_OTHERS: u32 = 3 << 18;
 
-fn machine(cpus: usize) -> Machine {
+pub(super) fn machine(cpus: usize) -> Machine {
     let machine = Machine::new(cpus);
     (0..cpus).for_each(|cpu| machine.apic_enable(cpu));
     machine
@@ -32,7 +32,7 @@ fn pending_of(machine: &Machine) -> Vec<u32> {
 }
 
 /// Switches a CPU to x2APIC mode.
-fn x2apic(machine: &Machine, cpu: usize) -> &CpuInterrupts {
+pub(super) fn x2apic(machine: &Machine, cpu: usize) -> &CpuInterrupts {
     let cpu = &machine.platform.cpus[cpu];
     cpu.msr_write(0x1b, cpu.msr_read(0x1b).unwrap() | 0x400).unwrap();
     cpu
@@ -446,113 +446,4 @@ fn periods_missed_are_made_up_for() {
     machine.oversleep(period * 5);
     machine.apic_write(0, 0x320, 0x40);
     assert_eq!(machine.burst(0x40), 1, "a mode set anew owes nothing");
-}
-
-/// Where the guest has its bit.
-const BIT: u64 = 0x5004;
-
-/// A CPU whose guest tells ends by a bit in memory, and serves 0x41.
-fn with_bit() -> (Machine, ram::Ram, PutOffEoi) {
-    let (machine, ram) = (machine(1), ram::Ram::new(2 << 20).expect("RAM"));
-    let eoi = PutOffEoi::new(ram.clone());
-    eoi.msr_write(BIT | 1).expect("a place");
-    takes(&machine, &eoi, 0x41);
-    (machine, ram, eoi)
-}
-
-fn takes(machine: &Machine, eoi: &PutOffEoi, vector: u8) {
-    machine.apic_write(0, ICR, TO_SELF | u32::from(vector));
-    eoi.settle(machine.cpu());
-    assert_eq!(machine.cpu().acknowledge(), Some(vector));
-    eoi.taken(machine.cpu());
-}
-
-fn bit(ram: &ram::Ram) -> u8 {
-    let mut byte = [0xff];
-    ram.read_gpa(BIT, &mut byte).expect("RAM");
-    byte[0]
-}
-
-#[test]
-fn an_end_told_in_memory_lets_the_next_interrupt_in() {
-    let (machine, ram, eoi) = with_bit();
-    for _ in 0..3 {
-        assert_eq!((bit(&ram), machine.cpu().pending()), (1, 0));
-        ram.write_gpa(BIT, &[0]).expect("RAM");
-        let kicks = machine.kicks[0].count();
-        machine.apic_write(0, ICR, TO_SELF | 0x41);
-        assert_eq!(machine.kicks[0].count(), kicks + 1, "only the vCPU can tell");
-        takes(&machine, &eoi, 0x41);
-    }
-    ram.write_gpa(BIT, &[0]).expect("RAM");
-    eoi.settle(machine.cpu());
-    assert_eq!(machine.apic_read(0, 0x120), 0, "nothing is in service");
-}
-
-#[test]
-fn an_end_that_something_waits_for_is_told_by_the_register() {
-    let (machine, ram, eoi) = with_bit();
-    machine.apic_write(0, ICR, TO_SELF | 0x42);
-    eoi.settle(machine.cpu());
-    assert_eq!((bit(&ram), machine.cpu().pending()), (0, 0), "the bit is taken back");
-    assert_eq!(machine.cpu().acknowledge(), None);
-    machine.apic_write(0, EOI, 0);
-    assert_eq!(machine.cpu().acknowledge(), Some(0x42));
-}
-
-#[test]
-fn ends_are_not_put_off_where_it_would_matter() {
-    let (machine, ram, eoi) = with_bit();
-    // Inside another one.
-    takes(&machine, &eoi, 0x51);
-    assert_eq!(bit(&ram), 0);
-    machine.apic_write(0, EOI, 0);
-    machine.apic_write(0, EOI, 0);
-    // While another one waits.
-    machine.apic_write(0, ICR, TO_SELF | 0x31);
-    takes(&machine, &eoi, 0x41);
-    assert_eq!(bit(&ram), 0);
-    machine.apic_write(0, EOI, 0);
-    assert_eq!(machine.cpu().acknowledge(), Some(0x31));
-    machine.apic_write(0, EOI, 0);
-    // Where there is no RAM, no place, or a place that is none.
-    assert!(eoi.msr_write(BIT | 3).is_err());
-    for place in [1 << 40 | 1, BIT] {
-        eoi.msr_write(place).expect("a place");
-        takes(&machine, &eoi, 0x41);
-        assert_eq!(bit(&ram), 0);
-        machine.apic_write(0, EOI, 0);
-        assert_eq!(machine.apic_read(0, 0x120), 0, "nothing is in service");
-    }
-}
-
-/// An engine reads such a register at each entry, and the guest is to tell the end in memory all the same.
-#[test]
-fn a_read_takes_the_bit_back_only_if_the_end_would_show_in_it() {
-    let (machine, ram, eoi) = with_bit();
-    let cpu = x2apic(&machine, 0);
-    let in_service = |vector: u32| 0x810 + vector / 32;
-    for (index, left, value) in [(in_service(0x80), 1, 0), (in_service(0x41), 0, 2)] {
-        eoi.settle_for_read(cpu, index);
-        assert_eq!((bit(&ram), cpu.msr_read(index)), (left, Ok(value)), "{index:#x}");
-    }
-    cpu.msr_write(0x80b, 0).expect("the end");
-    cpu.msr_write(0x83f, 0x41).expect("to itself");
-    assert_eq!(cpu.acknowledge(), Some(0x41));
-    eoi.taken(cpu);
-    // The priority of what is served.
-    eoi.settle_for_read(cpu, 0x80a);
-    assert_eq!((bit(&ram), cpu.msr_read(0x80a)), (0, Ok(0x40)));
-}
-
-#[test]
-fn an_end_that_was_put_off_does_not_outlive_a_reset() {
-    let (machine, ram, eoi) = with_bit();
-    machine.apic_write(0, ICR, TO_SELF | 5 << 8);
-    assert!(machine.cpu().take_init());
-    eoi.reset();
-    ram.write_gpa(BIT, &[0]).expect("RAM");
-    machine.apic_enable(0);
-    takes(&machine, &eoi, 0x41);
-    assert_eq!((bit(&ram), eoi.msr_read()), (0, 0));
 }

@@ -7,6 +7,7 @@ mod lapic;
 mod machine_check;
 mod pit;
 mod power;
+mod put_off_eoi;
 mod rtc;
 mod smp;
 mod testdev;

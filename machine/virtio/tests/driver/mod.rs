@@ -237,6 +237,12 @@ impl TestMachine {
         self.mmio_write(gpa, &queue.to_le_bytes());
     }
 
+    /// What a queue's doorbell does, as far as others may ring it.
+    pub fn bell(&mut self, queue: u16) -> Option<bus::Bell> {
+        let gpa = self.structures[2] + u64::from(queue) * self.notify_multiplier;
+        self.window.bell(gpa - WINDOW_BASE)
+    }
+
     /// Programs and unmasks the vectors and turns MSI-X on. Vector v sends data 0x40 + v.
     pub fn enable_msix(&mut self, vectors: u32) {
         let (at, _) = self.capabilities().into_iter().find(|&(_, id)| id == 0x11).unwrap();

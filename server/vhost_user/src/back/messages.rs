@@ -57,10 +57,9 @@ fn memory(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Answer<Memory>
 
 /// The words that our monitor shares.
 fn words(regions: &[VhostUserMemoryRegion], files: &[File]) -> Answer<Option<Arc<Words>>> {
-    if !regions.iter().any(|region| region.guest_phys_addr == WORDS) {
-        return Ok(None);
-    }
-    let words = Words::of_another(region(regions, files, WORDS)?.into());
+    let said = regions.iter().find(|region| region.guest_phys_addr == WORDS);
+    let Some(said) = said else { return Ok(None) };
+    let words = Words::of_another(region(regions, files, WORDS)?.into(), said.mmap_offset);
     Ok(Some(Arc::new(words.map_err(Refusal::ReqHandlerError)?)))
 }
 

@@ -1,0 +1,350 @@
+use super::*;
+use crate::{
+    Fast, Modes, Options,
+    test_machine::{BARE, MODES, board_with, kernel_state, map},
+};
+use bus::{Bus, Device};
+use engine::{Engine, LocalApic, VcpuRequests};
+use iced_x86::{IcedError, code_asm::*};
+use ram::Ram;
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+use x86::{Fault, TableRegister, seg};
+use x86_interp::{Exit, GuestRam};
+
+const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
+const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+const STACK: (u64, u64) = (0xffff_ffff_8200_1000, 0x5_1000);
+/// There is no RAM.
+const DEVICE: (u64, u64) = (0xffff_ffff_8300_0000, 0xfe00_0000);
+/// Enough for the host to give the server a CPU of its own meanwhile.
+const TIMES: u32 = 10_000;
+/// Offsets in the kernel's data: interrupts taken, the byte that tells their end, requests offered and given back, and tables.
+const TAKEN: u64 = 0x10;
+const END: u64 = 0x20;
+const OFFERED: u64 = 0x30;
+const USED: u64 = 0x32;
+const IDT: u64 = 0x400;
+const GDT: u64 = 0x800;
+const KERNEL_CS: u16 = 0x10;
+const VECTOR: u8 = 0x31;
+const QUEUE: usize = 1;
+
+/// One guest at a time: each has a server that looks.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// How the kernel rings.
+#[derive(Clone, Copy)]
+struct Ringer {
+    /// With interrupts enabled.
+    open: bool,
+    /// Its handler tells the end of an interrupt by the byte.
+    ends: bool,
+}
+const USUAL: Ringer = Ringer { open: true, ends: true };
+
+/// Rings so often. RBX counts what was done behind each ring.
+fn kernel(ringer: Ringer) -> Result<Vec<u8>, IcedError> {
+    let mut a = CodeAssembler::new(64)?;
+    let (mut one, mut handler, mut skip) = (a.create_label(), a.create_label(), a.create_label());
+    a.jmp(skip)?;
+    a.set_label(&mut handler)?;
+    a.push(rax)?;
+    a.mov(rax, DATA.0)?;
+    a.inc(dword_ptr(rax + TAKEN))?;
+    if ringer.ends {
+        a.mov(byte_ptr(rax + END), 0)?;
+    }
+    a.pop(rax)?;
+    a.iretq()?;
+    a.set_label(&mut skip)?;
+    a.mov(rax, DATA.0)?;
+    a.mov(byte_ptr(rax + END), 0)?;
+    // The stack is mapped now.
+    a.push(rax)?;
+    a.pop(rax)?;
+    if ringer.open {
+        a.sti()?;
+    }
+    a.mov(rsi, DEVICE.0)?;
+    a.mov(ecx, TIMES)?;
+    a.set_label(&mut one)?;
+    a.mov(word_ptr(rsi + 4), di)?;
+    a.inc(ebx)?;
+    a.dec(ecx)?;
+    a.jne(one)?;
+    a.cli()?;
+    a.hlt()?;
+    a.assemble(CODE.0)
+}
+
+/// What waits, in the order of the kernel's code: behind its first jump.
+const HANDLER: u64 = CODE.0 + 2;
+
+/// Counts what reaches it.
+struct Rung {
+    bell: bus::Bell,
+    stores: Arc<AtomicU32>,
+}
+
+impl Device for Rung {
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+    fn write(&mut self, _: u64, _: &[u8]) {
+        self.stores.fetch_add(1, Ordering::SeqCst);
+    }
+    fn bell(&mut self, offset: u64) -> Option<bus::Bell> {
+        (offset == 4).then_some(self.bell)
+    }
+}
+
+/// Lets the vCPU take interrupts of classes above one, and notes those that it has taken.
+struct OpenApic {
+    above: u8,
+    took: Mutex<Vec<u8>>,
+}
+
+impl LocalApic for OpenApic {
+    fn direct(&self) -> Option<(u64, u8)> {
+        Some((DATA.1 + END, self.above))
+    }
+    fn took(&self, vector: u8) {
+        self.took.lock().expect("no panic").push(vector);
+    }
+    fn vector_of(&self, (_, data): (u64, u32)) -> Option<u8> {
+        Some(data as u8)
+    }
+    fn pending(&self) -> u32 {
+        BARE.pending()
+    }
+    fn acknowledge(&self) -> Option<u8> {
+        BARE.acknowledge()
+    }
+    fn take_nmi(&self) -> bool {
+        BARE.take_nmi()
+    }
+    fn nmi_ended(&self) {}
+    fn take_init(&self) -> bool {
+        BARE.take_init()
+    }
+    fn take_start_up(&self) -> Option<u8> {
+        BARE.take_start_up()
+    }
+    fn enabled(&self) -> bool {
+        BARE.enabled()
+    }
+    fn cr8(&self) -> u8 {
+        BARE.cr8()
+    }
+    fn set_cr8(&self, _: u8) {}
+    fn msr_read(&self, index: u32) -> Result<u64, Fault> {
+        BARE.msr_read(index)
+    }
+    fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
+        BARE.msr_write(index, value)
+    }
+    fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+    fn mmio_write(&self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+}
+
+/// A word of the device's page, by the memory object.
+struct Word(File, u64);
+
+impl Word {
+    fn get(&self) -> u32 {
+        let mut bytes = [0; 4];
+        self.0.read_exact_at(&mut bytes, self.1).expect("it is there");
+        u32::from_ne_bytes(bytes)
+    }
+    fn set(&self, value: u32) {
+        self.0.write_all_at(&value.to_ne_bytes(), self.1).expect("it is there");
+    }
+}
+
+struct Machine {
+    _alone: MutexGuard<'static, ()>,
+    fast: Fast,
+    stores: Arc<AtomicU32>,
+    apic: Arc<OpenApic>,
+    server: Server,
+}
+
+/// Answers each request while it is `there`.
+struct Server {
+    watched: Word,
+    there: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn new(watched: Word, queue: Word) -> Self {
+        let [there, over]: [Arc<AtomicBool>; 2] = Default::default();
+        let (is_there, is_over) = (Arc::clone(&there), Arc::clone(&over));
+        let serve = move || {
+            while !is_over.load(Ordering::Relaxed) {
+                match is_there.load(Ordering::Relaxed) {
+                    true if queue.get() == words::LOOKING => queue.set(words::ANSWERED),
+                    true => {}
+                    false => thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        };
+        Self { watched, there, over, thread: Some(thread::spawn(serve)) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().into_iter().for_each(|thread| thread.join().expect("ended"));
+    }
+}
+
+fn memory(ringer: Ringer) -> Ram {
+    let ram = Ram::new(2 << 20).expect("memory");
+    map(&ram, &[(CODE, 0), (DATA, 0), (STACK, 0), (DEVICE, 0)]);
+    ram.write(CODE.1, &kernel(ringer).expect("encodable"));
+    ram.store64(DATA.1 + GDT + u64::from(KERNEL_CS), 0x00af_9a00_0000_ffff);
+    ram.store64(DATA.1 + GDT + u64::from(KERNEL_CS) + 8, 0x00cf_9200_0000_ffff);
+    let gate = DATA.1 + IDT + u64::from(VECTOR) * 16;
+    let low = HANDLER & 0xffff | u64::from(KERNEL_CS) << 16 | 0x8e << 40;
+    ram.store64(gate, low | (HANDLER >> 16 & 0xffff) << 48);
+    ram.store64(gate + 8, HANDLER >> 32);
+    // One request is awaited.
+    ram.write(DATA.1 + OFFERED, &[5, 0, 4, 0]);
+    ram
+}
+
+fn machine(ringer: Ringer, above: u8, options: Options) -> Machine {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let ram = memory(ringer);
+    let page = ram.take_words().expect("a page");
+    let file = || {
+        let object = ram.object().descriptor().expect("a descriptor");
+        File::from(object.try_clone_to_owned().expect("another"))
+    };
+    let word = |number: usize| Word(file(), page + (number * words::STEP) as u64);
+    // Before the engine: it chooses a CPU for this thread.
+    let server = Server::new(word(words::WATCHED), word(words::FIRST_QUEUE + QUEUE));
+    let (offered, used) = (DATA.1 + OFFERED, DATA.1 + USED);
+    let message = (0xfee0_0000, VECTOR.into());
+    let bell = bus::Bell { words: page, queue: QUEUE, offered, used, message };
+    let stores = Arc::new(AtomicU32::new(0));
+    let device = Arc::new(Mutex::new(Rung { bell, stores: Arc::clone(&stores) }));
+    let mut mmio = Bus::new();
+    mmio.insert(DEVICE.1, 0x1000, device).expect("room");
+    let apic = Arc::new(OpenApic { above, took: Mutex::default() });
+    let requests = Arc::new(VcpuRequests::default());
+    let board = board_with(ram, Arc::clone(&requests), Arc::clone(&apic) as _, mmio);
+    let mut start = kernel_state(CODE.0, STACK.0 + 0x800);
+    (start.seg[seg::CS].selector, start.seg[seg::SS].selector) = (KERNEL_CS, KERNEL_CS + 8);
+    start.gdtr = TableRegister { base: DATA.0 + GDT, limit: 0x3f, ..Default::default() };
+    start.idtr = TableRegister { base: DATA.0 + IDT, limit: 0x3ff, ..Default::default() };
+    let owners = (&crate::Machine::new(1), &crate::Placement::default());
+    let modes = Modes { options, ..MODES };
+    let fast = Fast::new(start, board, &requests, modes, owners).expect("an engine");
+    Machine { _alone, fast, stores, apic, server }
+}
+
+impl Machine {
+    /// Runs the guest to its end, beside a server that answers each request if it is `there`. Returns how many interrupts the guest has
+    /// taken, and how many stores have reached the device.
+    fn run(&mut self, there: bool) -> (u32, u32) {
+        self.server.there.store(there, Ordering::Relaxed);
+        self.server.watched.set(there.into());
+        let ended = self.fast.run(u64::MAX);
+        self.server.there.store(false, Ordering::Relaxed);
+        assert_eq!(ended, Exit::Halted, "{:?}", self.fast.failure());
+        assert_eq!(self.fast.vcpu().gpr[x86::reg::RBX], u64::from(TIMES), "each ring was one");
+        assert_eq!(self.fast.vcpu().gpr[x86::reg::RSP], STACK.0 + 0x800);
+        let taken = self.fast.ram().load64(DATA.1 + TAKEN) as u32;
+        assert_eq!(self.fast.pages.vcpu_page().counters.interrupts, u64::from(taken));
+        let told = self.apic.took.lock().expect("no panic");
+        assert!(told.iter().all(|vector| *vector == VECTOR));
+        assert_eq!(told.is_empty(), taken == 0, "the local APIC hears of it");
+        (taken, self.stores.load(Ordering::SeqCst))
+    }
+}
+
+/// What a machine comes to. On a thread of its own, since engines bind their threads to a CPU, and servers must be elsewhere.
+fn comes_to(ringer: Ringer, above: u8, options: Options, there: bool) -> (u32, u32) {
+    let run = move || machine(ringer, above, options).run(there);
+    thread::spawn(run).join().expect("it ends")
+}
+
+#[test]
+fn a_wedge_rings_and_takes_the_interrupts_of_answers() {
+    let (taken, stores) = comes_to(USUAL, 1, MODES.options, true);
+    assert!(taken > TIMES / 2, "{taken} of {TIMES}");
+    assert!(stores >= TIMES - taken && stores < TIMES / 2, "{stores} stores");
+}
+
+#[test]
+fn what_is_not_ordinary_is_the_monitors() {
+    let closed = Ringer { open: false, ..USUAL };
+    let off = Options { leave_bells: true, ..MODES.options };
+    for (what, (ringer, above, options), there) in [
+        ("the server sleeps", (USUAL, 1, MODES.options), false),
+        ("interrupts are disabled", (closed, 1, MODES.options), true),
+        ("the class is closed", (USUAL, 3, MODES.options), true),
+        ("it is turned off", (USUAL, 1, off), true),
+    ] {
+        assert_eq!(comes_to(ringer, above, options, there), (0, TIMES), "{what}");
+    }
+    let endless = Ringer { ends: false, ..USUAL };
+    let (taken, stores) = comes_to(endless, 1, MODES.options, true);
+    assert_eq!((taken, stores), (1, TIMES - 1), "the end of the first is not told");
+}
+
+#[test]
+fn a_doorbell_that_may_have_changed_is_rung_by_the_monitor() {
+    let mut machine = machine(USUAL, 1, MODES.options);
+    let (_, before) = machine.run(true);
+    let (start, ram) = (kernel_state(CODE.0, STACK.0 + 0x800), machine.fast.board.ram().clone());
+    let mut again = machine.fast.vcpu().clone();
+    (again.rip, again.gpr) = (CODE.0, start.gpr);
+    machine.fast.set_vcpu(again);
+    machine.fast.unhalt();
+    ram.change_bells();
+    let (_, stores) = machine.run(true);
+    assert!(stores > before, "at least the first");
+    assert!(stores < before + TIMES / 2, "and then it is known anew");
+}
+
+#[test]
+fn only_plain_stores_of_16_bits_ring() {
+    let ram = memory(USUAL);
+    let requests = Arc::new(VcpuRequests::default());
+    let board = crate::test_machine::board(ram.clone(), requests);
+    let vcpu = kernel_state(CODE.0, STACK.0);
+    let ring_of = |assemble: fn(&mut CodeAssembler) -> Result<(), IcedError>| {
+        let mut a = CodeAssembler::new(64).expect("64 bits");
+        assemble(&mut a).expect("an instruction");
+        ram.write(CODE.1, &a.assemble(CODE.0).expect("encodable"));
+        ring(&board, &vcpu, CODE.0)
+    };
+    let plain = Ring { rip: CODE.0, len: 4, base: 6, displacement: 4 };
+    assert_eq!(ring_of(|a| a.mov(word_ptr(rsi + 4), di)), Some(plain));
+    let below = ring_of(|a| a.mov(word_ptr(r12 - 2), ax)).expect("it rings");
+    assert_eq!((below.base, below.displacement), (12, 2_u64.wrapping_neg()));
+    assert_eq!(ring_of(|a| a.mov(dword_ptr(rsi), edi)), None);
+    assert_eq!(ring_of(|a| a.mov(di, word_ptr(rsi))), None);
+    assert_eq!(ring_of(|a| a.mov(word_ptr(rsi + rax), di)), None);
+    assert_eq!(ring_of(|a| a.mov(word_ptr(rsi).gs(), di)), None);
+    assert_eq!(ring_of(|a| a.mov(word_ptr(0x1000), di)), None);
+    assert_eq!(ring_of(|a| a.lock().add(word_ptr(rsi), di)), None);
+}

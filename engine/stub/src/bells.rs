@@ -1,0 +1,203 @@
+//! Doorbells rung by the wedge, and the interrupts of their answers.
+//!
+//! The kernel's translated code ends at an instruction that accesses a device. If that is a store to a doorbell whose server looks at
+//! its queues by itself, the server has the request already. So the wedge waits for the answer, as the monitor would, and then takes
+//! the interrupt. Whatever is not ordinary is left to the monitor, with nothing changed: it rings once more, which does no harm.
+
+use crate::{
+    assist::{self, enter_kernel},
+    blocks::find,
+    context::{Context, Next},
+    fault, reach, walk,
+};
+use core::{
+    arch::x86_64::{_mm_pause, _rdtsc},
+    sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
+};
+use wedge_abi::{Bell, RAM, Ring, Shared, VcpuPage, WORDS, words};
+use x86::reg::RSP;
+
+/// What the answer to a request is to do.
+enum Outcome {
+    /// It interrupts.
+    Interrupts,
+    /// Everything has been answered, and nobody is to be told.
+    Silent,
+    /// It is not there yet, or a kick has come.
+    Late,
+}
+
+/// The kernel's code has come to an instruction without a block: if that rings, it is done here.
+pub fn ring(cx: &mut Context<'_>) -> Option<Next> {
+    let info = cx.vcpu.exit.info;
+    let next = try_ring(cx);
+    // What could not be read was noted there.
+    cx.vcpu.exit.info = info;
+    next
+}
+
+fn try_ring(cx: &mut Context<'_>) -> Option<Next> {
+    let ring = instruction(cx.vcpu)?;
+    let may = assist::delivers(cx) && cx.vcpu.run.alone == 0 && cx.vcpu.run.walks != 0;
+    if !may || epoch() != cx.vcpu.told.bells.epoch {
+        return None;
+    }
+    let base = cx.vcpu.regs.gpr.get(ring.base as usize)?;
+    let gpa = walk::gpa_of_store(cx, base.wrapping_add(ring.displacement))?;
+    let bell = *cx.vcpu.told.bells.bells.iter().find(|bell| bell.gpa == gpa)?;
+    if gpa == 0 || !is_open(cx, bell.vector) {
+        return None;
+    }
+    let next = cx.vcpu.regs.rip.wrapping_add(ring.len);
+    let behind = find(next, cx.vcpu.regs.ac != 0);
+    if behind == 0 {
+        return None;
+    }
+    answer(cx, bell, (next, behind))
+}
+
+/// What the monitor's word says.
+fn epoch() -> u64 {
+    // SAFETY: the pages of words are mapped for good, and the word is only ever accessed as an atomic.
+    unsafe { &*((reach(WORDS) + words::EPOCH) as *const AtomicU64) }.load(Ordering::Acquire)
+}
+
+/// The instruction at RIP, if it rings.
+fn instruction(vcpu: &VcpuPage) -> Option<Ring> {
+    let rip = vcpu.regs.rip;
+    vcpu.told.bells.rings.iter().find(|ring| ring.rip == rip && rip != 0).copied()
+}
+
+/// The guest would take an interrupt with this vector at once, and tell its end by the byte.
+fn is_open(cx: &Context<'_>, vector: u64) -> bool {
+    let vcpu = &*cx.vcpu;
+    vcpu.regs.interrupt_flag != 0
+        && vcpu.run.pending == 0
+        && vector >> 4 > vcpu.bells.above
+        && end(cx.shared, vcpu.bells.end).is_some_and(|byte| byte.load(Ordering::Relaxed) == 0)
+}
+
+/// The byte that tells the end of an interrupt, if it lies in RAM that may be written at will.
+fn end(s: &Shared, offset: u64) -> Option<&'static AtomicU8> {
+    // SAFETY: RAM, which is mapped for good; a page without a mark is in it. Others write it, too.
+    (walk::mark(s, offset) == 0)
+        .then(|| unsafe { &*((reach(RAM) as u64 + offset) as *const AtomicU8) })
+}
+
+/// The registers that an interrupt changes.
+struct Before {
+    rip: u64,
+    rsp: u64,
+    selectors: [u64; 2],
+}
+
+impl Before {
+    fn of(vcpu: &VcpuPage) -> Self {
+        let selectors = [vcpu.regs.cs, vcpu.regs.ss];
+        Self { rip: vcpu.regs.rip, rsp: vcpu.regs.gpr[RSP], selectors }
+    }
+
+    fn restore(&self, vcpu: &mut VcpuPage) {
+        (vcpu.regs.rip, vcpu.regs.gpr[RSP]) = (self.rip, self.rsp);
+        [vcpu.regs.cs, vcpu.regs.ss] = self.selectors;
+    }
+}
+
+/// Waits for the answer and goes on behind the instruction, or in the interrupt's handler.
+fn answer(cx: &mut Context<'_>, bell: Bell, (next, behind): (u64, u64)) -> Option<Next> {
+    let before = Before::of(cx.vcpu);
+    cx.vcpu.regs.rip = next;
+    // What is below the stack pointer is free: an interrupt may come at any time.
+    let Some(flags) = fault::push_interrupt(cx.vcpu, bell.vector) else {
+        before.restore(cx.vcpu);
+        return None;
+    };
+    match wait(cx, &bell) {
+        Outcome::Interrupts => {
+            let byte = end(cx.shared, cx.vcpu.bells.end);
+            byte.into_iter().for_each(|byte| byte.store(1, Ordering::Relaxed));
+            cx.vcpu.bells.taken = bell.vector;
+            cx.vcpu.counters.rung += 1;
+            cx.vcpu.counters.interrupts += 1;
+            Some(enter_kernel(cx, flags))
+        }
+        Outcome::Silent => {
+            before.restore(cx.vcpu);
+            cx.vcpu.counters.rung += 1;
+            cx.vcpu.regs.rip = next;
+            Some(assist::run_block(cx, behind))
+        }
+        Outcome::Late => {
+            before.restore(cx.vcpu);
+            None
+        }
+    }
+}
+
+/// Waits for the answer of a queue whose server looks at it.
+fn wait(cx: &Context<'_>, bell: &Bell) -> Outcome {
+    let (Some(watched), Some(word)) =
+        (word(bell, words::WATCHED), word(bell, words::FIRST_QUEUE + bell.queue as usize))
+    else {
+        return Outcome::Late;
+    };
+    // What the guest has offered is seen before this is read.
+    fence(Ordering::SeqCst);
+    if watched.load(Ordering::SeqCst) == words::NOT_WATCHED {
+        return Outcome::Late;
+    }
+    if word.swap(words::LOOKING, Ordering::SeqCst) == words::EARLY {
+        word.store(words::NOBODY, Ordering::SeqCst);
+        return Outcome::Interrupts;
+    }
+    let outcome = look(cx, bell, word);
+    match word.swap(words::NOBODY, Ordering::SeqCst) {
+        words::ANSWERED | words::EARLY => Outcome::Interrupts,
+        _ => outcome,
+    }
+}
+
+/// Looks for the answer until it is there or has taken too long.
+fn look(cx: &Context<'_>, bell: &Bell, word: &AtomicU32) -> Outcome {
+    let bells = &cx.vcpu.told.bells;
+    // What has been given back by now tells of itself soon, if at all. Later a count says nothing: it changes before the word does.
+    let counts = [bell.offered, bell.used].map(|at| count(cx.shared, at));
+    let awaited = counts[0] != counts[1] || counts[0].is_none();
+    let start = now();
+    loop {
+        if matches!(word.load(Ordering::Acquire), words::ANSWERED | words::EARLY) {
+            return Outcome::Interrupts;
+        }
+        let waited = now().wrapping_sub(start);
+        if waited > bells.moment && !awaited {
+            return Outcome::Silent;
+        }
+        // SAFETY: the monitor and the handler of kicks write it at any time.
+        let kicked = unsafe { core::ptr::read_volatile(&raw const cx.vcpu.run.kicked) };
+        if waited > bells.patience || kicked != 0 {
+            return Outcome::Late;
+        }
+        _mm_pause();
+    }
+}
+
+fn now() -> u64 {
+    // SAFETY: the host lets its processes read the counter, as the guest's code may.
+    unsafe { _rdtsc() }
+}
+
+/// How many requests a ring counts, modulo 2^16; `None` if that is not in RAM.
+fn count(s: &Shared, offset: u64) -> Option<u16> {
+    let fits = offset.is_multiple_of(2) && offset < s.setup.ram_len;
+    // SAFETY: RAM, which is mapped for good, and aligned; others write it atomically.
+    fits.then(|| unsafe { &*((reach(RAM) as u64 + offset) as *const AtomicU16) })
+        .map(|word| word.load(Ordering::Acquire))
+}
+
+/// A word of the device's page.
+fn word(bell: &Bell, number: usize) -> Option<&'static AtomicU32> {
+    let at = bell.words.checked_add((number * words::STEP) as u64)?;
+    let fits = at < words::EPOCH as u64 && at.is_multiple_of(4);
+    // SAFETY: the pages of words are mapped for good; the word is aligned and only ever accessed as an atomic.
+    fits.then(|| unsafe { &*((reach(WORDS) as u64 + at) as *const AtomicU32) })
+}
