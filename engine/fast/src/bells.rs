@@ -85,14 +85,14 @@ impl KnownBells {
     }
 
     /// Guest code is about to run: which interrupts the wedge may take.
-    pub fn publish(&self, board: &Board) -> BellState {
-        let none = BellState { above: NO_CLASS, end: u64::MAX, taken: 0 };
+    pub fn publish(&self, board: &Board, before: BellState) -> BellState {
+        let none = BellState { above: NO_CLASS, end: u64::MAX, ..before };
         if self.off || self.bells == 0 || board.is_watched() {
             return none;
         }
         let open = board.direct().and_then(|(gpa, above)| {
             let end = board.ram().offset(gpa, 1).ok()?;
-            Some(BellState { above: above.into(), end, taken: 0 })
+            Some(BellState { above: above.into(), end, ..before })
         });
         open.unwrap_or(none)
     }

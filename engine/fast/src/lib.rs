@@ -322,7 +322,7 @@ impl Fast {
         self.cpuid.check(&self.cpu.vcpu, &mut self.pages);
         let page = self.pages.vcpu_page();
         page.system.none_in_service = self.in_service.answered(&mut self.board);
-        page.bells = self.bells.publish(&self.board);
+        page.bells = self.bells.publish(&self.board, page.bells);
         page.run.go = how;
         page.run.pauses = self.pauses;
         page.run.fast = (self.modes.user == User::Direct

@@ -23,8 +23,10 @@ enum Outcome {
     Interrupts,
     /// Everything has been answered, and nobody is to be told.
     Silent,
-    /// It is not there yet, or a kick has come.
+    /// It is not there yet. The server has the request and will tell by an event.
     Late,
+    /// The server has not said that it has the request, or a kick has come.
+    Unknown,
 }
 
 /// The kernel's code has come to an instruction without a block: if that rings, it is done here.
@@ -39,7 +41,7 @@ pub fn ring(cx: &mut Context<'_>) -> Option<Next> {
 fn try_ring(cx: &mut Context<'_>) -> Option<Next> {
     let ring = instruction(cx.vcpu)?;
     let may = assist::delivers(cx) && cx.vcpu.run.alone == 0 && cx.vcpu.run.walks != 0;
-    if !may || epoch() != cx.vcpu.told.bells.epoch {
+    if !may || epoch() != cx.vcpu.told.bells.epoch || take_late(cx.vcpu) {
         return None;
     }
     let base = cx.vcpu.regs.gpr.get(ring.base as usize)?;
@@ -54,6 +56,11 @@ fn try_ring(cx: &mut Context<'_>) -> Option<Next> {
         return None;
     }
     answer(cx, bell, (next, behind))
+}
+
+/// The last answer was late: it is the monitor's turn, which knows where the server should be.
+fn take_late(vcpu: &mut VcpuPage) -> bool {
+    core::mem::take(&mut vcpu.bells.late) != 0
 }
 
 /// What the monitor's word says.
@@ -112,7 +119,11 @@ fn answer(cx: &mut Context<'_>, bell: Bell, (next, behind): (u64, u64)) -> Optio
         before.restore(cx.vcpu);
         return None;
     };
-    match wait(cx, &bell) {
+    let outcome = wait(cx, &bell);
+    if !matches!(outcome, Outcome::Interrupts) {
+        before.restore(cx.vcpu);
+    }
+    match outcome {
         Outcome::Interrupts => {
             let byte = end(cx.shared, cx.vcpu.bells.end);
             byte.into_iter().for_each(|byte| byte.store(1, Ordering::Relaxed));
@@ -121,16 +132,13 @@ fn answer(cx: &mut Context<'_>, bell: Bell, (next, behind): (u64, u64)) -> Optio
             cx.vcpu.counters.interrupts += 1;
             Some(enter_kernel(cx, flags))
         }
-        Outcome::Silent => {
-            before.restore(cx.vcpu);
+        Outcome::Silent | Outcome::Late => {
+            cx.vcpu.bells.late = matches!(outcome, Outcome::Late).into();
             cx.vcpu.counters.rung += 1;
             cx.vcpu.regs.rip = next;
             Some(assist::run_block(cx, behind))
         }
-        Outcome::Late => {
-            before.restore(cx.vcpu);
-            None
-        }
+        Outcome::Unknown => None,
     }
 }
 
@@ -139,12 +147,12 @@ fn wait(cx: &Context<'_>, bell: &Bell) -> Outcome {
     let (Some(watched), Some(word)) =
         (word(bell, words::WATCHED), word(bell, words::FIRST_QUEUE + bell.queue as usize))
     else {
-        return Outcome::Late;
+        return Outcome::Unknown;
     };
     // What the guest has offered is seen before this is read.
     fence(Ordering::SeqCst);
     if watched.load(Ordering::SeqCst) == words::NOT_WATCHED {
-        return Outcome::Late;
+        return Outcome::Unknown;
     }
     if word.swap(words::LOOKING, Ordering::SeqCst) == words::EARLY {
         word.store(words::NOBODY, Ordering::SeqCst);
@@ -174,8 +182,11 @@ fn look(cx: &Context<'_>, bell: &Bell, word: &AtomicU32) -> Outcome {
         }
         // SAFETY: the monitor and the handler of kicks write it at any time.
         let kicked = unsafe { core::ptr::read_volatile(&raw const cx.vcpu.run.kicked) };
-        if waited > bells.patience || kicked != 0 {
+        if waited > bells.patience {
             return Outcome::Late;
+        }
+        if kicked != 0 {
+            return Outcome::Unknown;
         }
         _mm_pause();
     }

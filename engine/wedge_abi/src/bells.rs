@@ -70,4 +70,6 @@ pub struct BellState {
     pub end: u64,
     /// The vector that was taken last without the monitor; zero for none.
     pub taken: u64,
+    /// Not zero: an answer has not come in time, so that the monitor is to ring next and see why.
+    pub late: u64,
 }
