@@ -176,6 +176,8 @@ enum Due {
     Stick(u64, StuckBit),
     /// The power is gone, whatever disks say.
     Dark,
+    /// The machine starts over. Only once that has been recorded: it may end ring3.
+    Restart,
 }
 
 impl Conductor {
@@ -316,6 +318,7 @@ impl Conductor {
             Due::ClockGoesOn => self.parts.drift(self.drift),
             Due::LinkUp(network) => self.injection.set_link(network, true),
             Due::Dark => (self.act)(Act::PowerCut),
+            Due::Restart => (self.act)(Act::Reset),
             Due::Stick(address, bit) => drop(self.stick(address, bit)),
         }
     }
@@ -332,7 +335,7 @@ impl Conductor {
         Some(match fault.action.clone() {
             MachineAction::PowerCut => Effect::PowerCut { unflushed: 0, reverted: 0 },
             MachineAction::Reset => {
-                (self.act)(Act::Reset);
+                self.due.push((at, Due::Restart));
                 Effect::Reset
             }
             MachineAction::Stuck => {
