@@ -121,8 +121,8 @@ pub struct EngineArguments {
     pub young: YoungChoice,
     /// Who rings the doorbells of devices and takes the interrupts of their answers
     ///
-    /// For comparison, and to narrow down a failure. While a device's server looks at its queues, the process that runs the guest
-    /// waits for an answer itself. Otherwise each request takes a turn of the monitor.
+    /// For comparison, and to narrow down a failure. With `wedge`, the process that runs the guest waits for a device's answer itself
+    /// while the device's server looks for requests. With `monitor`, each request takes a turn of the monitor.
     #[arg(long, value_enum, default_value_t = Doorbells::Wedge, hide_short_help = true)]
     pub doorbells: Doorbells,
     /// Whether processes share copies of the code that they execute, where the host has protection keys

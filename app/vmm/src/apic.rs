@@ -15,8 +15,8 @@ const COMMAND_MSR: u32 = msr::X2APIC + 0x30;
 /// What is sent is not for one CPU by its identifier: a shorthand, or a logical destination.
 const NOT_ONE: u64 = 3 << 18 | 1 << 11;
 
-/// Which messages are for this CPU depends on a register of the local APIC, by its number: its identifiers, their format, and whether it is
-/// enabled.
+/// A write to this register of the local APIC can change which messages are for this CPU: the registers of its identifiers, of their format,
+/// and the one that enables the local APIC (SDM 10.4.1).
 fn routes(register: u64) -> bool {
     matches!(register, 0x02 | 0x0d | 0x0e | 0x0f)
 }

@@ -55,16 +55,18 @@ pub trait LocalApic: Send + Sync {
         let _ = (kernel, number, arguments);
         None
     }
-    /// The byte by which the guest tells the end of an interrupt (its GPA), and above which class the vCPU may take interrupts by itself
-    /// once that is zero; `None` if it may take none. To be asked whenever guest code is about to run.
+    /// Which interrupts the vCPU may take by itself: the GPA of the byte by which the guest tells the end of an interrupt, and a class.
+    /// While that byte is zero the vCPU may take vectors of higher classes. `None` means that the vCPU may take no interrupt by itself.
+    /// Ask anew whenever guest code is about to run.
     fn direct(&self) -> Option<(u64, u8)> {
         None
     }
-    /// The vCPU has taken an interrupt by itself, and has set that byte.
+    /// The vCPU has taken an interrupt by itself, and has set the byte that [`LocalApic::direct`] names.
     fn took(&self, vector: u8) {
         let _ = vector;
     }
-    /// The vector of a message (its GPA and data), if it is one that this vCPU may take by itself.
+    /// The vector that a message (its GPA and data) brings to this vCPU. `None` if the message is also for other vCPUs, or if an
+    /// interrupt by it is not an ordinary one.
     fn vector_of(&self, message: (u64, u32)) -> Option<u8> {
         let _ = message;
         None
@@ -178,7 +180,7 @@ impl Board {
         self.pauses = PAUSES;
     }
 
-    /// GPA of the last store to device memory since this was asked last.
+    /// GPA of the last store to device memory since the last call of this function.
     pub fn take_stored(&mut self) -> Option<u64> {
         self.traffic.stored.take()
     }

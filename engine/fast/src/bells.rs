@@ -1,7 +1,8 @@
 //! Doorbells that wedges ring by themselves, and the interrupts that they take.
 //!
-//! A store that has rung a doorbell is looked at: what it does is told to wedges, if they may do it. All of it is forgotten as soon as
-//! anything about a device may have changed ([`ram::Ram::change_bells`]).
+//! When an interpreted store has rung a doorbell, the monitor asks the device what the doorbell does. If a wedge may do that, the monitor
+//! tells the vCPU's wedges of the store and of the doorbell. Wedges no longer ring once anything about a device may have changed
+//! ([`ram::Ram::change_bells`]).
 
 #[cfg(test)]
 mod tests;
@@ -26,13 +27,14 @@ const _: () = assert!(words::NOT_WATCHED == in_ram::NOT_WATCHED && words::EARLY 
 const _: () = assert!(words::NOBODY == in_ram::NOBODY && words::LOOKING == in_ram::LOOKING);
 const _: () = assert!(words::ANSWERED == in_ram::ANSWERED);
 
-/// What a vCPU's wedges have been told.
+/// The doorbells that a vCPU's wedges have been told of.
 #[derive(Default)]
 pub struct KnownBells {
     /// Wedges ring none.
     off: bool,
-    /// How many are known.
+    /// How many doorbells wedges have been told of.
     bells: usize,
+    /// How many instructions that ring they have been told of.
     rings: usize,
 }
 
@@ -72,7 +74,8 @@ impl KnownBells {
         }
     }
 
-    /// Forgets all of it if something about a device may have changed. To be done before a device is asked.
+    /// Forgets all doorbells if something about a device may have changed. Call this before a device is asked: what changes in between
+    /// then voids the device's answer.
     fn follow(&mut self, pages: &mut Pages, board: &Board) {
         let epoch = board.ram().bells_epoch();
         let told = &pages.vcpu_page().told.bells;

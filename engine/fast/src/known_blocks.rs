@@ -124,8 +124,8 @@ fn usual_layout(several: bool) -> Layout {
     layout(Level::Kernel, Base::default(), (several, Operands::Mapped))
 }
 
-/// Translates the blocks that a machine has noted, for machines of one vCPU or of `several`, for
-/// [`KnownBlocks::reading`]. Whatever the bytes are, no harm is done.
+/// Translates the blocks that a machine has noted, for machines of one vCPU or of `several`. Later machines read the result by
+/// [`KnownBlocks::reading`]. `noted` may be any bytes: those that describe no blocks end the list.
 #[must_use]
 pub fn translate_noted(several: bool, mut noted: &[u8]) -> Vec<u8> {
     let mut keeper = Keeper::new(usual_layout(several));

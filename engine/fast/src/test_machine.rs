@@ -4,7 +4,7 @@ use crate::{Modes, Options, Scattered, User};
 use engine::{Board, BoardParts, LocalApic, VcpuRequests};
 use host_fake::{FakeClock, FakeEntropy};
 use ram::Ram;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use x86::{
     Fault, Vcpu,
     control::{cr0, cr4, efer},
@@ -42,12 +42,25 @@ pub const STRICT: Modes =
 const ROOT: u64 = 0x1000;
 const PAGE: u64 = 4096;
 
-/// Nothing comes from a local APIC.
-pub struct NoApic;
-/// One of those.
-pub const BARE: NoApic = NoApic;
+/// A local APIC from which nothing comes.
+#[derive(Default)]
+pub struct QuietApic {
+    /// What [`LocalApic::direct`] says.
+    pub direct: Option<(u64, u8)>,
+    /// Vectors that the vCPU has taken by itself.
+    pub took: Mutex<Vec<u8>>,
+}
 
-impl LocalApic for NoApic {
+impl LocalApic for QuietApic {
+    fn direct(&self) -> Option<(u64, u8)> {
+        self.direct
+    }
+    fn took(&self, vector: u8) {
+        self.took.lock().expect("no panic").push(vector);
+    }
+    fn vector_of(&self, (_, data): (u64, u32)) -> Option<u8> {
+        Some(data as u8)
+    }
     fn pending(&self) -> u32 {
         0
     }
@@ -87,7 +100,7 @@ impl LocalApic for NoApic {
 
 /// A board without devices.
 pub fn board(ram: Ram, requests: Arc<VcpuRequests>) -> Board {
-    board_with(ram, requests, Arc::new(NoApic), bus::Bus::new())
+    board_with(ram, requests, Arc::new(QuietApic::default()), bus::Bus::new())
 }
 
 /// A board with this local APIC, and these devices.

@@ -125,7 +125,7 @@ pub struct Source {
     pub guest_len: u32,
     /// Bytes of host code.
     pub host_len: u32,
-    /// RAM offsets of the pages the guest code lies in, the same twice if it is one.
+    /// RAM offsets of the two pages that hold the guest code; twice the same if the code does not cross a page's end.
     pub pages: [u64; 2],
 }
 
@@ -159,7 +159,7 @@ pub struct Cache {
     trials: Trials,
     /// The blocks that were there from the start.
     sleepers: Option<Sleepers>,
-    /// Bytes of guest code of the newest block: how many its instructions have, and how many the translator has looked at.
+    /// Of the newest block: the bytes of its guest instructions, and the bytes of guest code that the translator has looked at for it.
     read: (u32, u32),
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
@@ -329,7 +329,7 @@ impl Cache {
         }
     }
 
-    /// Bytes of guest code of the newest block: how many its instructions have, and how many the translator has looked at.
+    /// Of the newest block: the bytes of its guest instructions, and the bytes of guest code that the translator has looked at for it.
     pub fn read(&self) -> (u32, u32) {
         self.read
     }

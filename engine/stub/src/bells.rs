@@ -5,7 +5,7 @@
 //! the interrupt. Whatever is not ordinary is left to the monitor, with nothing changed: it rings once more, which does no harm.
 
 use crate::{
-    assist::{self, enter_kernel},
+    assist,
     blocks::find,
     context::{Context, Next},
     fault, reach, walk,
@@ -15,15 +15,14 @@ use core::{
     sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
 };
 use wedge_abi::{Bell, RAM, Ring, Shared, VcpuPage, WORDS, words};
-use x86::reg::RSP;
 
-/// What the answer to a request is to do.
+/// What came of waiting for an answer.
 enum Outcome {
-    /// It interrupts.
+    /// There is an answer, which interrupts.
     Interrupts,
     /// Everything has been answered, and nobody is to be told.
     Silent,
-    /// It is not there yet. The server has the request and will tell by an event.
+    /// There is no answer yet. The server has the request and will tell by an event.
     Late,
     /// The server has not said that it has the request, or a kick has come.
     Unknown,
@@ -91,38 +90,10 @@ fn end(s: &Shared, offset: u64) -> Option<&'static AtomicU8> {
         .then(|| unsafe { &*((reach(RAM) as u64 + offset) as *const AtomicU8) })
 }
 
-/// The registers that an interrupt changes.
-struct Before {
-    rip: u64,
-    rsp: u64,
-    selectors: [u64; 2],
-}
-
-impl Before {
-    fn of(vcpu: &VcpuPage) -> Self {
-        let selectors = [vcpu.regs.cs, vcpu.regs.ss];
-        Self { rip: vcpu.regs.rip, rsp: vcpu.regs.gpr[RSP], selectors }
-    }
-
-    fn restore(&self, vcpu: &mut VcpuPage) {
-        (vcpu.regs.rip, vcpu.regs.gpr[RSP]) = (self.rip, self.rsp);
-        [vcpu.regs.cs, vcpu.regs.ss] = self.selectors;
-    }
-}
-
 /// Waits for the answer and goes on behind the instruction, or in the interrupt's handler.
 fn answer(cx: &mut Context<'_>, bell: Bell, (next, behind): (u64, u64)) -> Option<Next> {
-    let before = Before::of(cx.vcpu);
-    cx.vcpu.regs.rip = next;
-    // What is below the stack pointer is free: an interrupt may come at any time.
-    let Some(flags) = fault::push_interrupt(cx.vcpu, bell.vector) else {
-        before.restore(cx.vcpu);
-        return None;
-    };
+    let frame = fault::Frame::store(cx.vcpu, bell.vector, next)?;
     let outcome = wait(cx, &bell);
-    if !matches!(outcome, Outcome::Interrupts) {
-        before.restore(cx.vcpu);
-    }
     match outcome {
         Outcome::Interrupts => {
             let byte = end(cx.shared, cx.vcpu.bells.end);
@@ -130,7 +101,7 @@ fn answer(cx: &mut Context<'_>, bell: Bell, (next, behind): (u64, u64)) -> Optio
             cx.vcpu.bells.taken = bell.vector;
             cx.vcpu.counters.rung += 1;
             cx.vcpu.counters.interrupts += 1;
-            Some(enter_kernel(cx, flags))
+            Some(frame.enter(cx))
         }
         Outcome::Silent | Outcome::Late => {
             cx.vcpu.bells.late = matches!(outcome, Outcome::Late).into();

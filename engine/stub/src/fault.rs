@@ -110,7 +110,7 @@ fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<
     let gate = gate(vcpu, PAGE_FAULT)?;
     let (gpr, rip) = (vcpu.regs.gpr, vcpu.regs.rip);
     begin_again(vcpu, &state);
-    let flags = vcpu.block.host_flags & assist::IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac;
+    let flags = kernel_flags(vcpu);
     let code = present | vcpu.exit.error & WRITE;
     let (rsp, [ss, cs]) = (vcpu.regs.gpr[RSP], [vcpu.regs.ss, vcpu.regs.cs]);
     let words = [ss, rsp, flags | FIXED | RF, cs, vcpu.regs.rip, code];
@@ -190,14 +190,35 @@ pub fn interrupt(cx: &mut Context<'_>, vector: u64) -> Option<Next> {
     done.then(|| assist::enter_kernel(cx, flags & !CLEARED))
 }
 
-/// Pushes what an interrupt of the kernel's code pushes, with RIP as it is. The registers become those at its handler. Returns the flags
-/// there; `None`, with the registers unchanged, if that is the monitor's to deliver.
-pub fn push_interrupt(vcpu: &mut VcpuPage, vector: u64) -> Option<u64> {
-    let gate = gate(vcpu, vector)?;
-    let flags = vcpu.block.host_flags & assist::IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac;
-    let (rsp, [ss, cs]) = (vcpu.regs.gpr[RSP], [vcpu.regs.ss, vcpu.regs.cs]);
-    let words = [ss, rsp, flags | FIXED, cs, vcpu.regs.rip];
-    push(vcpu, gate, rsp, &words).then_some(flags & !CLEARED)
+/// The flags of the kernel's translated code, as far as they may be set.
+fn kernel_flags(vcpu: &VcpuPage) -> u64 {
+    vcpu.block.host_flags & assist::IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac
+}
+
+/// The frame of an interrupt, on the stack of the kernel's code. The registers are still those of that code.
+pub struct Frame {
+    gate: Gate,
+    /// What RSP is at the handler.
+    top: u64,
+    flags: u64,
+}
+
+impl Frame {
+    /// Stores the frame of an interrupt after which the kernel's code goes on at `rip`. What is below the kernel's stack pointer is
+    /// free, as an interrupt may come at any time. `None` if the monitor must deliver the interrupt.
+    pub fn store(vcpu: &mut VcpuPage, vector: u64, rip: u64) -> Option<Self> {
+        let gate = gate(vcpu, vector)?;
+        let flags = kernel_flags(vcpu);
+        let (rsp, [ss, cs]) = (vcpu.regs.gpr[RSP], [vcpu.regs.ss, vcpu.regs.cs]);
+        let top = store_words(vcpu, gate, rsp, &[ss, rsp, flags | FIXED, cs, rip])?;
+        Some(Self { gate, top, flags: flags & !CLEARED })
+    }
+
+    /// Takes the interrupt: goes on in its handler.
+    pub fn enter(self, cx: &mut Context<'_>) -> Next {
+        go_through(cx.vcpu, self.gate, self.top);
+        assist::enter_kernel(cx, self.flags)
+    }
 }
 
 /// Pushes words to the stack that the TSS has for the kernel, and sets what is loaded from the gate and with it.
@@ -211,22 +232,33 @@ fn push_to_kernel(vcpu: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
 
 /// Pushes words to a stack, and sets what is loaded from the gate and with it.
 fn push(vcpu: &mut VcpuPage, gate: Gate, stack: u64, words: &[u64]) -> bool {
-    let Gate { handler, selector, .. } = gate;
-    if assist::kernel_code(vcpu, selector) != Some(true) {
-        return false;
+    let top = store_words(vcpu, gate, stack, words);
+    top.into_iter().for_each(|top| go_through(vcpu, gate, top));
+    top.is_some()
+}
+
+/// Stores the words that an interrupt through a gate pushes to a stack. Returns the GVA of the last one; `None` if the gate's code
+/// segment is not the usual one, or the stack cannot be written.
+fn store_words(vcpu: &mut VcpuPage, gate: Gate, stack: u64, words: &[u64]) -> Option<u64> {
+    if assist::kernel_code(vcpu, gate.selector) != Some(true) {
+        return None;
     }
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);
         let there = top >= kernel_start() && store_careful(top.wrapping_add(bias()), *word) != 0;
         if !there {
-            return false;
+            return None;
         }
     }
+    Some(top)
+}
+
+/// Sets the registers that are loaded from a gate and with it. `top` is the new stack pointer.
+fn go_through(vcpu: &mut VcpuPage, gate: Gate, top: u64) {
     vcpu.regs.gpr[RSP] = top;
-    (vcpu.regs.cs, vcpu.regs.ss) = (selector, 0);
-    vcpu.regs.rip = handler;
-    true
+    (vcpu.regs.cs, vcpu.regs.ss) = (gate.selector, 0);
+    vcpu.regs.rip = gate.handler;
 }
 
 /// What an interrupt gate says.

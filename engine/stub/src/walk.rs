@@ -6,6 +6,7 @@ use crate::{Context, reach};
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{MARKS, RAM, Shared};
 use x86::{
+    Fault,
     control::{cr0, cr4, efer},
     exception::pf,
     paging::{self, A, ADDRESS, Descent, P, PHYS_BITS, Roots, Translation, WalkMemory},
@@ -158,14 +159,12 @@ const ROOTS: Roots = Roots {
 
 /// Walks the guest's page tables for an access, setting accessed and dirty bits.
 pub fn walk(cx: &Context<'_>, gva: u64, access: Access) -> Walk {
-    let mut tables = Tables { shared: cx.shared, odd: false };
     let Access { write, fetch, user } = access;
     let access = paging::Access { write, fetch, user, smap_override: true };
-    let found = paging::walk(&mut tables, Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS }, gva, access);
-    match found {
-        _ if tables.odd => Walk::Unknown,
-        Ok(found) => leaf(cx.shared, &found).map_or(Walk::Unknown, Walk::Found),
-        Err(fault) => match fault.code.unwrap_or_default() {
+    match translate(cx, gva, access) {
+        None => Walk::Unknown,
+        Some(Ok(found)) => leaf(cx.shared, &found).map_or(Walk::Unknown, Walk::Found),
+        Some(Err(fault)) => match fault.code.unwrap_or_default() {
             code if code & pf::RESERVED != 0 => Walk::Unknown,
             code => Walk::Fault((code & pf::PRESENT).into()),
         },
@@ -174,10 +173,19 @@ pub fn walk(cx: &Context<'_>, gva: u64, access: Access) -> Walk {
 
 /// The GPA of a store by the kernel, whatever is there, if the guest's tables allow it.
 pub fn gpa_of_store(cx: &Context<'_>, gva: u64) -> Option<u64> {
-    let mut tables = Tables { shared: cx.shared, odd: false };
     let access = paging::Access { write: true, fetch: false, user: false, smap_override: false };
+    Some(translate(cx, gva, access)?.ok()?.gpa)
+}
+
+/// What the guest's tables say of an access; `None` if a table does not lie in plain RAM.
+fn translate(
+    cx: &Context<'_>,
+    gva: u64,
+    access: paging::Access,
+) -> Option<Result<Translation, Fault>> {
+    let mut tables = Tables { shared: cx.shared, odd: false };
     let found = paging::walk(&mut tables, Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS }, gva, access);
-    found.ok().filter(|_| !tables.odd).map(|found| found.gpa)
+    (!tables.odd).then_some(found)
 }
 
 /// Guest memory as a look sees it that leaves no trace: page tables in RAM, whatever the monitor does with them.

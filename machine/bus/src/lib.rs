@@ -17,14 +17,15 @@ pub trait Device: Send {
     fn read(&mut self, offset: u64, data: &mut [u8]);
     /// Writes `data.len()` (1, 2, 4 or 8) bytes at `offset` into the window.
     fn write(&mut self, offset: u64, data: &[u8]);
-    /// What a write at `offset` does, if it is a doorbell that need not be rung by one.
+    /// What the doorbell at `offset` does, if somebody else may ring it.
     fn bell(&mut self, offset: u64) -> Option<Bell> {
         let _ = offset;
         None
     }
 }
 
-/// What a doorbell does that somebody else may ring: there is nothing to do but to wait for the answer, and to interrupt.
+/// What a doorbell does, if the device's server sees requests without it. Whoever rings then only waits for the answer and interrupts
+/// the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bell {
     /// Offset in RAM's memory object of the page of words that the device's server has.
@@ -35,7 +36,7 @@ pub struct Bell {
     pub offered: u64,
     /// GPA of the 16 bits that count those given back.
     pub used: u64,
-    /// The message that interrupts: its GPA, and what is written there.
+    /// The message-signalled interrupt of answers: the GPA that the device would write to, and the data.
     pub message: (u64, u32),
 }
 

@@ -60,12 +60,13 @@ impl CpuInterrupts {
         self.act(effect);
     }
 
-    /// Above which class the vCPU may take an interrupt by itself once the end that was put off has been told; `None` for none.
+    /// The class above which the vCPU may take interrupts by itself, once the end that was put off has been told. `None` means that the
+    /// vCPU may take no interrupt by itself.
     pub(crate) fn open_above(&self) -> Option<u8> {
         self.lapic.with(|state| state.open_above())
     }
 
-    /// It has taken this one, and its end is put off.
+    /// The vCPU has taken an interrupt by itself, whose end is put off.
     pub(crate) fn took(&self, vector: u8) {
         let effect = self.lapic.with(|state| state.took(vector));
         self.act(effect);

@@ -76,13 +76,13 @@ impl PutOffEoi {
         }
     }
 
-    /// The byte that tells the end (its GPA), and above which class the vCPU may take interrupts by itself once that is zero: the
-    /// vCPU then sets it. `None` if it may take none.
+    /// Which interrupts the vCPU may take by itself: the GPA of the byte that tells ends, and a class. While the byte is zero the vCPU may
+    /// take vectors of higher classes, and sets the byte with each. `None` means that the vCPU may take no interrupt by itself.
     pub fn direct(&self, interrupts: &CpuInterrupts) -> Option<(u64, u8)> {
         Some((self.gpa()?, interrupts.open_above()?))
     }
 
-    /// It has taken one, and set the byte.
+    /// The vCPU has taken an interrupt by itself, and has set the byte.
     pub fn took(&self, interrupts: &CpuInterrupts, vector: u8) {
         interrupts.took(vector);
         self.is_put_off.store(true, Ordering::Relaxed);

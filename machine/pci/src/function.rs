@@ -25,7 +25,7 @@ pub trait Function: Send {
     }
     /// Writes `data.len()` (1, 2, 4, 8) bytes wholly inside a BAR, of any alignment.
     fn bar_write(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
-    /// What a write at an offset into a BAR does, if it is a doorbell that somebody else may ring.
+    /// What the doorbell at an offset into a BAR does, if somebody else may ring it.
     fn bell(&mut self, _bar: u8, _offset: u64) -> Option<Bell> {
         None
     }

@@ -221,7 +221,6 @@ impl Function for VirtioPci {
         }
     }
 
-    /// A worker of our own serves the queue, or the one who rings.
     fn bell(&mut self, bar: u8, offset: u64) -> Option<Bell> {
         match Structure::at(offset) {
             Structure::Notify(queue) if bar == layout::BAR => {

@@ -1,5 +1,5 @@
-//! Words that a monitor and a server share: a request and its answer need no call of the host's while both look at them. A wedge has
-//! them, too, and may ring and wait in the vCPU's place ([`ram::words`]).
+//! Words that a monitor and a server share: a request and its answer need no call of the host's while both look at the words. The words
+//! lie behind RAM ([`ram::words`]). A wedge maps them, too, and may wait for an answer there without the monitor.
 //!
 //! | word | written by | says |
 //! |---|---|---|
@@ -34,14 +34,15 @@ pub(crate) const LEN: u64 = 4096;
 
 const PATIENCE: usize = 1;
 
-/// What the server says of itself: it looks, it serves a queue and looks afterwards.
+/// Values of the server's word: the server looks at its queues, or it serves a queue and will look again afterwards.
 const WATCHING: u32 = 1;
 const SERVING: u32 = 2;
 
-/// What a queue's word says: one sleeps until it is woken.
+/// A value of a queue's word: a vCPU waits for an answer and sleeps until the server wakes it.
 const ASLEEP: u32 = 2;
 
-/// The longest that a server looks at its queues after a request: a guest that has taken its wedge over could ask for more.
+/// The longest time for which a server looks at its queues after a request. A guest that has taken over its wedge can write any time
+/// into the word.
 const MOST_PATIENCE: Duration = Duration::from_millis(1);
 
 /// How a vCPU waits for an answer.
@@ -77,7 +78,7 @@ impl Words {
         Self::map(file.into(), 0)
     }
 
-    /// The words at an offset in a memory object: of another process's, or behind RAM.
+    /// Maps the words at an offset in a memory object. The object is RAM's, or one that another process has passed.
     pub(crate) fn of_another(file: File, offset: u64) -> io::Result<Self> {
         let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         let end = fstat(&file)?.st_size.cast_unsigned();

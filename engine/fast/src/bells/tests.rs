@@ -1,10 +1,10 @@
 use super::*;
 use crate::{
     Fast, Modes, Options,
-    test_machine::{BARE, MODES, board_with, kernel_state, map},
+    test_machine::{MODES, QuietApic, board_with, kernel_state, map},
 };
 use bus::{Bus, Device};
-use engine::{Engine, LocalApic, VcpuRequests};
+use engine::{Engine, VcpuRequests};
 use iced_x86::{IcedError, code_asm::*};
 use ram::Ram;
 use std::{
@@ -17,7 +17,7 @@ use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
-use x86::{Fault, TableRegister, seg};
+use x86::{TableRegister, seg};
 use x86_interp::{Exit, GuestRam};
 
 const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
@@ -107,59 +107,6 @@ impl Device for Rung {
     }
 }
 
-/// Lets the vCPU take interrupts of classes above one, and notes those that it has taken.
-struct OpenApic {
-    above: u8,
-    took: Mutex<Vec<u8>>,
-}
-
-impl LocalApic for OpenApic {
-    fn direct(&self) -> Option<(u64, u8)> {
-        Some((DATA.1 + END, self.above))
-    }
-    fn took(&self, vector: u8) {
-        self.took.lock().expect("no panic").push(vector);
-    }
-    fn vector_of(&self, (_, data): (u64, u32)) -> Option<u8> {
-        Some(data as u8)
-    }
-    fn pending(&self) -> u32 {
-        BARE.pending()
-    }
-    fn acknowledge(&self) -> Option<u8> {
-        BARE.acknowledge()
-    }
-    fn take_nmi(&self) -> bool {
-        BARE.take_nmi()
-    }
-    fn nmi_ended(&self) {}
-    fn take_init(&self) -> bool {
-        BARE.take_init()
-    }
-    fn take_start_up(&self) -> Option<u8> {
-        BARE.take_start_up()
-    }
-    fn enabled(&self) -> bool {
-        BARE.enabled()
-    }
-    fn cr8(&self) -> u8 {
-        BARE.cr8()
-    }
-    fn set_cr8(&self, _: u8) {}
-    fn msr_read(&self, index: u32) -> Result<u64, Fault> {
-        BARE.msr_read(index)
-    }
-    fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
-        BARE.msr_write(index, value)
-    }
-    fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
-        false
-    }
-    fn mmio_write(&self, _: u64, _: &[u8]) -> bool {
-        false
-    }
-}
-
 /// A word of the device's page, by the memory object.
 struct Word(File, u64);
 
@@ -178,7 +125,7 @@ struct Machine {
     _alone: MutexGuard<'static, ()>,
     fast: Fast,
     stores: Arc<AtomicU32>,
-    apic: Arc<OpenApic>,
+    apic: Arc<QuietApic>,
     server: Server,
 }
 
@@ -256,7 +203,7 @@ fn machine(ringer: Ringer, above: u8, options: Options) -> Machine {
     let device = Arc::new(Mutex::new(Rung { bell, stores: Arc::clone(&stores) }));
     let mut mmio = Bus::new();
     mmio.insert(DEVICE.1, 0x1000, device).expect("room");
-    let apic = Arc::new(OpenApic { above, took: Mutex::default() });
+    let apic = Arc::new(QuietApic { direct: Some((DATA.1 + END, above)), ..QuietApic::default() });
     let requests = Arc::new(VcpuRequests::default());
     let board = board_with(ram, Arc::clone(&requests), Arc::clone(&apic) as _, mmio);
     let mut start = kernel_state(CODE.0, STACK.0 + 0x800);

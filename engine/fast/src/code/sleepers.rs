@@ -50,7 +50,7 @@ impl Code {
         self.cache.find(guest, ac)
     }
 
-    /// The group of a block at a GVA that is asleep, and that was made from the bytes that the guest has at that GVA.
+    /// Looks for a sleeping block of the GVA `guest` that was made from the bytes that the guest has there. Returns the block's group.
     fn group_of(
         &mut self,
         board: &Board,

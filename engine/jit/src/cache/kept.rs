@@ -259,8 +259,8 @@ impl Cache {
         })
     }
 
-    /// Wakes blocks of a group. The bytes that a block was made from lie at its guest address. The two RAM pages given with the block
-    /// are those that the bytes lie in, the same page twice if it is one.
+    /// Wakes blocks of a group. Each comes with the two RAM pages that hold its bytes: twice the same page if the block does not cross a
+    /// page's end. The caller has seen that the guest has the bytes that the block was made from.
     pub fn wake(
         &mut self,
         memory: &mut impl CodeMemory,

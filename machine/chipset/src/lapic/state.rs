@@ -221,8 +221,8 @@ impl ApicState {
         if put_off && told { self.eoi() } else { None }
     }
 
-    /// Above which class the vCPU may take an interrupt by itself, as soon as the end that was put off has been told: nothing else is
-    /// served, and nothing waits. `None` if it may take none.
+    /// The class above which the vCPU may take interrupts by itself, once the end that was put off has been told. `None` if another
+    /// interrupt is served or waits, or if the local APIC is disabled.
     pub(crate) fn open_above(&self) -> Option<u8> {
         let serves = self.isr.highest().is_some() && !self.put_off;
         let waits = self.irr.highest().is_some() || self.ext_int();
