@@ -265,6 +265,7 @@ impl Link {
         memory: &Ram,
     ) -> Result<(), VhostUserError> {
         if self.memory.is_none() {
+            self.words = words_behind(memory).unwrap_or_else(|| Arc::clone(&self.words));
             self.send_memory(memory)?;
             self.memory = Some(memory.clone());
         }
@@ -284,7 +285,6 @@ impl Link {
         let pages = memory.len() / ram::PAGE;
         regions.push(region(MARKS, pages, 0, marks));
         regions.push(region(NOTES, pages, 0, notes));
-        self.words = words_behind(memory).unwrap_or_else(|| Arc::clone(&self.words));
         regions.push(region(WORDS, words::LEN, self.words.offset(), self.words.fd()));
         if let Some(log) = self.log.as_ref().and_then(|log| log.descriptor()) {
             regions.push(region(LOG, REQUEST_LOG_LEN, 0, log));
@@ -486,7 +486,8 @@ fn connect(
     Ok((Frontend::from_stream(socket, identity.queues.len() as u64), other))
 }
 
-/// Words behind RAM, which wedges have as well; `None` if there is no room for more.
+/// A page of words behind RAM for a device and its servers. Wedges map these pages, too. `None` if RAM has no page left, or the host
+/// refuses to map one.
 fn words_behind(memory: &Ram) -> Option<Arc<Words>> {
     let file = memory.object().descriptor()?.try_clone_to_owned().ok()?;
     Words::of_another(file.into(), memory.take_words()?).ok().map(Arc::new)

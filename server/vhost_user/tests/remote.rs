@@ -308,6 +308,8 @@ fn a_server_that_ends_in_the_middle_of_a_request_is_replaced_and_the_request_is_
     assert_eq!(noted, [9, 6], "requests that were taken, and given back");
     assert_eq!(bench.host.served.load(Ordering::SeqCst), 8, "each once");
     assert_eq!(bench.machine.device_config::<4>(0), [1, 7, 7, 7], "what the driver wrote stays");
+    let second = bench.machine.ram.words_start() + ram::PAGE;
+    assert_eq!(bench.machine.ram.take_words(), Some(second), "all servers had the same words");
     assert_eq!(bench.machine.status() & NEEDS_RESET, 0);
 }
 
