@@ -14,8 +14,8 @@ use crate::{
     failure::Failure,
     run_arguments::RunArguments,
     values::{
-        ClockChoice, Doorbells, EngineArguments, EngineChoice, GuestIsolation, MemorySize,
-        Translations, User32,
+        ClockChoice, ComputedJumps, Doorbells, EngineArguments, EngineChoice, GuestIsolation,
+        MemorySize, Translations, User32,
     },
 };
 
@@ -125,6 +125,7 @@ pub fn engine(
         copies_apart: arguments.copies_apart(),
         interpret_narrow: arguments.user32 == User32::Interpret,
         translations_apart: arguments.translations == Translations::Own,
+        search_jumps: arguments.computed_jumps == ComputedJumps::Search,
         most_mappings: arguments.most_mappings,
         strict,
         leave_bells: arguments.doorbells == Doorbells::Monitor,
@@ -302,6 +303,7 @@ mod tests {
             code_copies: crate::values::CodeCopies::Shared,
             user32: User32::Direct,
             translations: Translations::Shared,
+            computed_jumps: ComputedJumps::Land,
             known_blocks: crate::values::KnownBlocksChoice::Keep,
             most_mappings: None,
             guest_isolation: None,

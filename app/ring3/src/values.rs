@@ -140,6 +140,11 @@ pub struct EngineArguments {
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = Translations::Shared, hide_short_help = true)]
     pub translations: Translations,
+    /// How returns and indirect jumps of translated kernel code find where they lead
+    ///
+    /// For comparison, and to narrow down a failure.
+    #[arg(long, value_enum, default_value_t = ComputedJumps::Land, hide_short_help = true)]
+    pub computed_jumps: ComputedJumps,
     /// Whether the blocks of the kernel's code that an earlier machine with the same kernel has run are translated before
     /// they are asked for
     ///
@@ -275,6 +280,15 @@ pub enum Doorbells {
     Wedge,
     /// The monitor
     Monitor,
+}
+
+/// How computed jumps find where they lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ComputedJumps {
+    /// A table by some bits of the address leads to the block, which asks whether it is meant
+    Land,
+    /// They search a table of all blocks, and no known blocks are used
+    Search,
 }
 
 /// What becomes of the blocks of a kernel's code that machines run.

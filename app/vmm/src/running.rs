@@ -59,10 +59,7 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
-        guest: match engine.fast.translations_apart {
-            true => fast::Machine::apart(),
-            false => fast::Machine::knowing(count, known_blocks),
-        },
+        guest: fast::Machine::with(count, known_blocks, &engine.fast),
         vcpus: count,
         control: control.clone(),
         events,

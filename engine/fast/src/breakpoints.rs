@@ -72,9 +72,8 @@ impl Breakpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::{Code, Operands};
+    use crate::code::{Code, CodeKind};
     use contract::Taps;
-    use jit::Level;
     use std::sync::Arc;
     use wedge::CodeArea;
     use wedge_abi::Base;
@@ -89,9 +88,8 @@ mod tests {
     /// Two of those who execute a code.
     fn users() -> [CodeUser; 2] {
         let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
-        let how = (true, Operands::Mapped);
-        let mut code =
-            Code::new(Arc::new(area), Base::default(), Level::Kernel, how, Arc::default());
+        let kind = CodeKind::kernel(true);
+        let mut code = Code::new(Arc::new(area), Base::default(), kind, Arc::default());
         [(); 2].map(|()| code.cache.add_user())
     }
 

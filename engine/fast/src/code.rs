@@ -14,10 +14,12 @@ use crate::{
 use engine::Board;
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory, CodeUser, How, Position, Refused, kept::MadeBlock, trial::ALWAYS},
+    cache::{
+        Cache, CodeMemory, CodeUser, How, Newest, Position, Refused, kept::MadeBlock, trial::ALWAYS,
+    },
     stubs::Stubs,
 };
-pub use layout::{Operands, layout};
+pub use layout::{CodeKind, Operands, layout};
 use ram::Ram;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::{collections::VecDeque, sync::Arc};
@@ -62,6 +64,9 @@ impl CodeMemory for View {
     fn write_table(&mut self, offset: u64, value: u64) {
         self.area.write_table(offset, value);
     }
+    fn table_word(&self, offset: u64) -> u64 {
+        self.area.table_word(offset)
+    }
 }
 
 /// Why there is no block.
@@ -99,18 +104,11 @@ pub struct Code {
 }
 
 impl Code {
-    /// No translations yet. `how`: whether several vCPUs will execute them; and how memory operands are accessed, if they
-    /// are of user code. `known`: blocks of a kernel that an earlier machine has run.
-    pub fn new(
-        area: Arc<CodeArea>,
-        base: Base,
-        level: Level,
-        how: (bool, Operands),
-        known: Arc<KnownBlocks>,
-    ) -> Self {
-        let layout = layout(level, base, how);
-        let mut memory = View { area, several: how.0 };
-        let kept = if level == Level::Kernel { known.take(&layout) } else { None };
+    /// No translations yet. `known`: blocks of a kernel that an earlier machine has run.
+    pub fn new(area: Arc<CodeArea>, base: Base, kind: CodeKind, known: Arc<KnownBlocks>) -> Self {
+        let layout = layout(kind, base);
+        let mut memory = View { area, several: kind.several };
+        let kept = if kind.level == Level::Kernel { known.take(&layout) } else { None };
         let cache = match kept {
             Some(kept) => Cache::with_kept(layout, &mut memory, kept),
             None => Cache::new(layout, &mut memory),
@@ -135,7 +133,7 @@ impl Code {
 
     /// A vCPU is outside of translated code, and about to execute it again.
     pub fn pass(&mut self, user: CodeUser) {
-        self.cache.pass(&mut self.memory, user);
+        self.cache.pass(user);
     }
 
     /// From now on no block goes over these breakpoints of one of those that execute the code.
@@ -334,10 +332,11 @@ impl Code {
 
     /// Notes for later machines the block that has just been made at a GVA, from a page of RAM and perhaps the next.
     fn note(&self, guest: u64, ac: bool, bytes: &[u8], page: u64) {
-        let (len, read) = self.cache.read();
+        let Newest { len, read, landing } = self.cache.newest();
         if self.known.are_noted() && self.layout.level == Level::Kernel {
             let (bytes, len) = (&bytes[..read as usize], len as usize);
-            self.known.note(&MadeBlock { guest, ac, times: self.cache.drops(page), len, bytes });
+            let times = self.cache.drops(page);
+            self.known.note(&MadeBlock { guest, ac, times, landing, len, bytes });
         }
     }
 
@@ -510,8 +509,8 @@ mod tests {
         let mut host = Pages::new().expect("the host has memory");
         let board = crate::test_machine::board(ram, Default::default());
         let area = Arc::clone(host.kernel());
-        let how = (beside_another, Operands::Mapped);
-        let mut translated = Code::new(area, host.base(), Level::Kernel, how, Arc::default());
+        let kind = CodeKind::kernel(beside_another);
+        let mut translated = Code::new(area, host.base(), kind, Arc::default());
         let user = translated.cache.add_user();
         let other = translated.cache.add_user();
         translated.pass(other);
@@ -544,11 +543,11 @@ mod tests {
     /// The routines of both levels have nothing that opens keys.
     #[test]
     fn routines_do_not_open_keys() {
-        for level in [Level::Kernel, Level::User] {
-            for operands in [Operands::LookedUp, Operands::Checked] {
-                let layout = layout(level, Base::default(), (true, operands));
-                assert_eq!(keys::find(&stubs::generate(&layout)), None);
-            }
+        let searching = CodeKind { landings: false, ..CodeKind::kernel(true) };
+        let user = [Operands::LookedUp, Operands::Checked].map(CodeKind::user);
+        for kind in [CodeKind::kernel(true), searching].into_iter().chain(user) {
+            let layout = layout(kind, Base::default());
+            assert_eq!(keys::find(&stubs::generate(&layout)), None, "{kind:?}");
         }
     }
 }

@@ -9,9 +9,9 @@
 //! What is known may be wrong: a block wakes only where the guest has the bytes that it was made from. Who notes is not
 //! trusted: what is noted are bytes of the guest's, and no translation.
 
-use crate::code::{Operands, layout};
+use crate::code::{CodeKind, layout};
 use jit::{
-    Layout, Level,
+    Layout,
     cache::kept::{Keeper, Kept, MadeBlock},
 };
 use std::{
@@ -104,24 +104,25 @@ fn encoded_head(made: &MadeBlock<'_>) -> [u8; HEAD] {
     head[8..10].copy_from_slice(&made.times.to_le_bytes());
     head[10..12].copy_from_slice(&(made.len as u16).to_le_bytes());
     head[12..14].copy_from_slice(&(made.bytes.len() as u16).to_le_bytes());
-    head[14] = made.ac.into();
+    head[14] = u8::from(made.ac) | u8::from(made.landing) << 1;
     head
 }
 
 /// The first of the noted blocks, and the rest; `None` if it is not as a machine notes them.
 fn decoded(noted: &[u8]) -> Option<(MadeBlock<'_>, &[u8])> {
     let (head, rest) = noted.split_first_chunk::<HEAD>()?;
-    let [guest @ .., a, b, c, d, e, f, ac] = head;
+    let [guest @ .., a, b, c, d, e, f, how] = head;
     let [times, len, read] = [[*a, *b], [*c, *d], [*e, *f]].map(u16::from_le_bytes);
     let (len, read) = (usize::from(len), usize::from(read));
     let (bytes, rest) = rest.split_at_checked(read)?;
-    let made = MadeBlock { guest: u64::from_le_bytes(*guest), ac: *ac != 0, times, len, bytes };
+    let (ac, landing) = (how & 1 != 0, how & 2 != 0);
+    let made = MadeBlock { guest: u64::from_le_bytes(*guest), ac, times, landing, len, bytes };
     (made.guest >= START && len <= read && read <= LONGEST).then_some((made, rest))
 }
 
 /// Where the code of a kernel lies whose host programs do not need other places ([`crate::place`]).
 fn usual_layout(several: bool) -> Layout {
-    layout(Level::Kernel, Base::default(), (several, Operands::Mapped))
+    layout(CodeKind::kernel(several), Base::default())
 }
 
 /// Translates the blocks that a machine has noted, for machines of one vCPU or of `several`. Later machines read the result by
@@ -150,7 +151,7 @@ mod tests {
     const RET: &[u8] = &[0xc3];
 
     fn made(guest: u64, bytes: &[u8]) -> MadeBlock<'_> {
-        MadeBlock { guest, ac: false, times: 0, len: bytes.len(), bytes }
+        MadeBlock { guest, ac: false, times: 0, landing: false, len: bytes.len(), bytes }
     }
 
     fn translated(noted: &[u8]) -> Option<Kept> {
@@ -160,8 +161,10 @@ mod tests {
     #[test]
     fn what_is_noted_is_read_as_it_was() {
         let noting = KnownBlocks::to_note();
-        let all =
-            [made(START, &[0xc2, 8, 0]), MadeBlock { ac: true, times: 7, ..made(u64::MAX, RET) }];
+        let all = [
+            MadeBlock { landing: true, ..made(START, &[0xc2, 8, 0]) },
+            MadeBlock { ac: true, times: 7, ..made(u64::MAX, RET) },
+        ];
         all.iter().for_each(|made| noting.note(made));
         noting.note(&made(0xffff_8880_0000_0000, RET));
         let noted = noting.noted();

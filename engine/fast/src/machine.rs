@@ -7,13 +7,14 @@
 //! is a fresh one. So nobody has to be stopped for space to be used again.
 
 use crate::{
-    code::{Code, Operands},
+    code::{Code, CodeKind},
     known_blocks::KnownBlocks,
     low::LowPrograms,
+    options::Options,
     scan_cache::ScanCache,
     sites::Sites,
 };
-use jit::{Level, cache::CodeUser};
+use jit::cache::CodeUser;
 use ram::Ram;
 use std::{
     io,
@@ -33,6 +34,8 @@ pub struct Machine {
     several: bool,
     /// Each vCPU has a translation of its own.
     apart: bool,
+    /// Computed jumps search, and do not go by landings.
+    searches: bool,
     /// Blocks of the kernel that an earlier machine has run, or where those of this machine are noted.
     known: Arc<KnownBlocks>,
     translations: Mutex<Vec<Weak<Translation>>>,
@@ -53,19 +56,16 @@ impl Machine {
     /// Of one vCPU, or of several.
     #[must_use]
     pub fn new(vcpus: usize) -> Arc<Self> {
-        Self::knowing(vcpus, Arc::default())
+        Arc::new(Self { several: vcpus > 1, ..Self::default() })
     }
 
-    /// Of one vCPU, or of several. `known`: blocks of the kernel that an earlier machine has run, or where they are noted.
+    /// The same. `known`: blocks of the kernel that an earlier machine has run, or where they are noted, unless each vCPU has a
+    /// translation of its own.
     #[must_use]
-    pub fn knowing(vcpus: usize, known: Arc<KnownBlocks>) -> Arc<Self> {
-        Arc::new(Self { several: vcpus > 1, known, ..Self::default() })
-    }
-
-    /// Of vCPUs that share no translations, for comparison.
-    #[must_use]
-    pub fn apart() -> Arc<Self> {
-        Arc::new(Self { apart: true, ..Self::default() })
+    pub fn with(vcpus: usize, known: Arc<KnownBlocks>, options: &Options) -> Arc<Self> {
+        let (apart, searches) = (options.translations_apart, options.search_jumps);
+        let known = if apart { Arc::default() } else { known };
+        Arc::new(Self { several: vcpus > 1, apart, searches, known, ..Self::default() })
     }
 
     /// The translation for wedges with a base.
@@ -81,22 +81,25 @@ impl Machine {
         if let Some(found) = all.iter().filter_map(Weak::upgrade).find(open) {
             return Ok(found);
         }
-        let new = Translation::new(base, self.several, Arc::clone(&self.known))?;
+        let new = Translation::new(base, self.kind(self.several), Arc::clone(&self.known))?;
         all.push(Arc::downgrade(&new));
         Ok(new)
     }
 
     /// One for a vCPU that can share none.
     pub(crate) fn own_translation(&self, base: Base) -> io::Result<Arc<Translation>> {
-        Translation::new(base, false, Arc::clone(&self.known))
+        Translation::new(base, self.kind(false), Arc::clone(&self.known))
+    }
+
+    fn kind(&self, several: bool) -> CodeKind {
+        CodeKind { landings: !self.searches, ..CodeKind::kernel(several) }
     }
 }
 
 impl Translation {
-    fn new(base: Base, several: bool, known: Arc<KnownBlocks>) -> io::Result<Arc<Self>> {
+    fn new(base: Base, kind: CodeKind, known: Arc<KnownBlocks>) -> io::Result<Arc<Self>> {
         let common = Arc::new(Common::new(base)?);
-        let (area, how) = (Arc::clone(common.code()), (several, Operands::Mapped));
-        let code = Code::new(area, base, Level::Kernel, how, known);
+        let code = Code::new(Arc::clone(common.code()), base, kind, known);
         let (sites, closed) = Default::default();
         Ok(Arc::new(Self { common, sites, code: Mutex::new(code), closed }))
     }

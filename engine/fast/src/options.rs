@@ -48,6 +48,8 @@ pub struct Options {
     pub interpret_narrow: bool,
     /// Each vCPU translates the kernel for itself.
     pub translations_apart: bool,
+    /// Computed jumps of translated kernel code search for where they lead: blocks have no landings.
+    pub search_jumps: bool,
     /// So many mappings a process with guest code may have, if not as many as the host allows.
     pub most_mappings: Option<u32>,
     /// User code that runs directly does so in processes of its own, where no protection keys close the kernel's memory to it.

@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn the_reserved_part_holds_all_there_is() {
         let reserved = NO_USER..UPPER_USER;
-        let table = wedge_abi::REGIONS as u64..(wedge_abi::COPIES + wedge_abi::COPIES_LEN) as u64;
+        let table = wedge_abi::REGIONS as u64..wedge_abi::NEAR_END as u64;
         let window = WINDOW as u64..wedge_abi::WINDOW_END as u64;
         let ram = wedge_abi::RAM as u64..(wedge_abi::RAM + wedge_abi::RAM_MAX) as u64;
         for (part, next) in [(&table, &window), (&window, &ram)] {

@@ -30,6 +30,7 @@ pub const OPTIONS: Options = Options {
     copies_apart: false,
     interpret_narrow: false,
     translations_apart: false,
+    search_jumps: false,
     most_mappings: None,
     strict: false,
     leave_bells: false,

@@ -2,7 +2,7 @@
 
 use crate::{
     User,
-    code::{self, Code, NoBlock, Operands},
+    code::{self, Code, CodeKind, NoBlock, Operands},
     machine::{Share, Translation},
 };
 use contract::{TranslatedCode, VcpuEvent};
@@ -46,8 +46,7 @@ fn user_code(pages: &Pages, look_up: bool) -> Code {
         (true, false) => Operands::LookedUp,
         (true, true) => Operands::Checked,
     };
-    let (area, how) = (Arc::clone(pages.user()), (false, operands));
-    Code::new(area, pages.base(), Level::User, how, Arc::default())
+    Code::new(Arc::clone(pages.user()), pages.base(), CodeKind::user(operands), Arc::default())
 }
 
 impl VcpuCode {

@@ -93,6 +93,9 @@ mod tests {
         fn write_table(&mut self, offset: u64, value: u64) {
             self.0.insert(offset, value);
         }
+        fn table_word(&self, offset: u64) -> u64 {
+            self.0.get(&offset).copied().unwrap_or(0)
+        }
     }
 
     impl Words {

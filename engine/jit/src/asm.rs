@@ -2,6 +2,7 @@
 
 use crate::Layout;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
+use wedge_abi::LANDING_SHIFT;
 
 const INT3: u8 = 0xcc;
 
@@ -212,6 +213,30 @@ impl Assembler {
     /// `lea register, [rip + ...]` of an HVA.
     pub fn lea_hva(&mut self, register: Register, hva: u64) {
         self.lea(register, MemoryOperand::with_base_displ(Register::RIP, hva as i64));
+    }
+
+    /// `rorx to, from, bits`: rotation without flags.
+    pub fn rorx(&mut self, to: Register, from: Register, bits: u32) {
+        let insn = Instruction::with3(Code::VEX_Rorx_r64_rm64_imm8, to, from, bits);
+        self.put(&insn.expect("rorx r64, r64, imm8"));
+    }
+
+    /// The register keeps its low 16 bits: `movzx r32, r16`.
+    pub fn zero_extend_word(&mut self, register: Register) {
+        let number = register.number() as u32;
+        let (wide, word) = (Register::EAX + number, Register::AX + number);
+        let insn = Instruction::with2(Code::Movzx_r32_rm16, wide, word);
+        self.put(&insn.expect("movzx r32, r16"));
+    }
+
+    /// Jumps to the landing that may be that of the GVA in RAX. RCX is lost.
+    pub fn land(&mut self, landings: u64) {
+        let near = landings.wrapping_sub(self.layout.bias) as i64;
+        let (slot, gs) = (Register::RCX, Register::GS);
+        self.rorx(slot, Register::RAX, LANDING_SHIFT);
+        self.zero_extend_word(slot);
+        let memory = MemoryOperand::new(Register::None, slot, 8, near, 8, false, gs);
+        self.with1(Code::Jmp_rm64, memory);
     }
 
     /// `jmp` to an HVA with a 32-bit displacement; gives the offset of the displacement.

@@ -27,13 +27,15 @@ use crate::{
 };
 use block_records::{BlockRecords, Number};
 use kept::Sleepers;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use stubs::MISSED_LEN;
 pub use tables::CodeUser;
-use tables::Tables;
+use tables::{Shown, Tables};
 use trial::Trials;
 use wedge_abi::FIRST_VERSION;
 
+/// Blocks begin at multiples of so many bytes.
+const ALIGNMENT: u64 = 16;
 /// The GS segment override.
 const GS: u8 = 0x65;
 
@@ -50,6 +52,8 @@ pub trait CodeMemory {
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool;
     /// Writes a word at an offset into the tables, after all that was written before.
     fn write_table(&mut self, offset: u64, value: u64);
+    /// The word at an offset in the tables of kernel code, which nobody else writes.
+    fn table_word(&self, offset: u64) -> u64;
 }
 
 /// A block's identity: GVA, and which of the blocks there.
@@ -129,6 +133,17 @@ pub struct Source {
     pub pages: [u64; 2],
 }
 
+/// What the newest block was made from, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Newest {
+    /// Bytes of its guest instructions.
+    pub len: u32,
+    /// Bytes of guest code that the translator has looked at for it.
+    pub read: u32,
+    /// It begins with a landing, if there are landings.
+    pub landing: bool,
+}
+
 /// What the cache has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
@@ -156,11 +171,12 @@ pub struct Cache {
     waiting: FxHashMap<Key, Number>,
     /// Where the newest block leads for certain: its last jump, and its call when it returns. With the virtual RFLAGS.AC.
     ahead: Vec<(u64, bool)>,
+    /// Where calls return to, as far as there has been no block yet.
+    returns: FxHashSet<Key>,
     trials: Trials,
     /// The blocks that were there from the start.
     sleepers: Option<Sleepers>,
-    /// Of the newest block: the bytes of its guest instructions, and the bytes of guest code that the translator has looked at for it.
-    read: (u32, u32),
+    newest: Newest,
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
     /// How often blocks of a page have been dropped, by its RAM offset.
@@ -215,18 +231,19 @@ impl Cache {
             tables: Tables::new(layout, memory),
             waiting: FxHashMap::default(),
             ahead: Vec::new(),
+            returns: FxHashSet::default(),
             trials: Trials::default(),
             sleepers: None,
-            read: (0, 0),
+            newest: Newest::default(),
             writes: 0,
             drops: FxHashMap::default(),
             counters: CacheCounters::default(),
         }
     }
 
-    /// HVA of the block for a guest address, if there is one.
+    /// HVA at which to enter the block for a guest address, if there is one.
     pub fn find(&self, guest: u64, variant: impl Into<Variant>) -> Option<u64> {
-        self.number((guest, variant.into())).map(|number| self.records.host(number))
+        self.number((guest, variant.into())).map(|number| self.records.front(number))
     }
 
     fn number(&self, key: Key) -> Option<Number> {
@@ -249,46 +266,80 @@ impl Cache {
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
         let how = how.into();
-        let block = self.place(memory, guest, bytes, here, how)?;
         let How { ac, version, .. } = how;
-        let host = block.host;
+        let landing = self.is_jumped_to((guest, ac.into()));
+        let block = self.place(memory, guest, bytes, here, how, landing)?;
         let [first, second] = pages;
         // A gate that asks for two pages makes the block one of both, whether the block needs the second or not.
         let asks_for_two = version.is_some_and(|version| version.second.is_some());
         let crosses = block.guest_len as usize > here || asks_for_two;
         let variant = version.map_or(ac.into(), |version| Variant(version.index));
-        self.enter(memory, block, variant, [first, if crosses { second } else { first }]);
-        Ok(host)
+        let pages = [first, if crosses { second } else { first }];
+        let number = self.enter(memory, block, variant, pages);
+        self.newest.landing = landing;
+        Ok(self.records.front(number))
     }
 
-    /// Translates the bytes at `guest` as [`Cache::add`] does, and writes what comes of them to the next place.
+    /// Computed jumps are likely to lead to the block that is about to be made: a call returns there, or no direct jump leads there.
+    fn is_jumped_to(&mut self, key: Key) -> bool {
+        self.returns.remove(&key) || !self.waiting.contains_key(&key)
+    }
+
+    /// Translates the bytes at `guest` as [`Cache::add`] does, and writes what comes of them to the next place. Code that would open keys
+    /// may not do so elsewhere, where its operands have other bytes, or without a landing, which has the guest's address in it.
     fn place(
         &mut self,
         memory: &mut impl CodeMemory,
         guest: u64,
         bytes: &[u8],
         here: usize,
-        How { ac, tap, version }: How,
+        how: How,
+        landing: bool,
     ) -> Result<Block, Refused> {
-        let host = self.layout.cache + self.next;
-        let cache_offset = self.next as u32;
-        let end = self.stubs_end();
-        let stubs = self.layout.cache + end;
-        let request = Request { guest, bytes, here, ac, tap, version, host, stubs, cache_offset };
+        for (skipped, landing) in [(0, landing), (ALIGNMENT, landing), (0, false)] {
+            let at = self.next + skipped;
+            let block = self.translate(at, guest, bytes, here, how, landing)?;
+            let stubs = self.stubs_end().saturating_sub(block.stubs.len() as u64);
+            let end = at + block.code.len() as u64;
+            if end + 3 * ALIGNMENT > stubs || !self.records.have_room(&block) {
+                return Err(Refused::Full);
+            }
+            let parts = [(at, &block.code), (stubs, &block.stubs)];
+            if parts.iter().all(|(at, code)| memory.is_closed(*at, code)) {
+                parts.iter().for_each(|(at, code)| memory.write_code(*at, code));
+                self.next = end.next_multiple_of(ALIGNMENT);
+                self.counters.translated += 1;
+                return Ok(block);
+            }
+        }
+        Err(Refused::Untranslatable)
+    }
+
+    /// Translates the bytes at `guest` for an offset in the cache.
+    fn translate(
+        &self,
+        at: u64,
+        guest: u64,
+        bytes: &[u8],
+        here: usize,
+        How { ac, tap, version }: How,
+        landing: bool,
+    ) -> Result<Block, Untranslatable> {
+        let request = Request {
+            guest,
+            bytes,
+            here,
+            ac,
+            tap,
+            landing,
+            on_trial: self.trials.are_made(),
+            version,
+            host: self.layout.cache + at,
+            stubs: self.layout.cache + self.stubs_end(),
+            cache_offset: at as u32,
+        };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
-        let stubs = end.saturating_sub(block.stubs.len() as u64);
-        let fits = self.next + block.code.len() as u64 + 16 <= stubs;
-        if !fits || !self.records.have_room(&block) {
-            return Err(Refused::Full);
-        }
-        let parts = [(self.next, &block.code), (stubs, &block.stubs)];
-        if !parts.iter().all(|(at, code)| memory.is_closed(*at, code)) {
-            return Err(Refused::Untranslatable);
-        }
-        parts.iter().for_each(|(at, code)| memory.write_code(*at, code));
-        self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
-        self.counters.translated += 1;
         Ok(block)
     }
 
@@ -303,16 +354,28 @@ impl Cache {
         block: Block,
         variant: Variant,
         pages: [u64; 2],
-    ) {
+    ) -> Number {
         let number = self.records.enter(&block, variant, pages, self.writes);
         self.file(number, pages);
-        self.read = (block.guest_len, block.read);
+        (self.newest.len, self.newest.read) = (block.guest_len, block.read);
         self.ahead.clear();
         let certain = block.links.iter().filter(|link| link.always);
         self.ahead.extend(certain.map(|link| (link.target, link.ac)));
         self.ahead.extend(block.returns);
+        self.expect_return(block.returns);
         if !self.trials.begin(number, block.lookups) {
             self.integrate(memory, number);
+        }
+        number
+    }
+
+    /// Notes where a call of the kernel's returns to, if there is no block.
+    fn expect_return(&mut self, to: Option<(u64, bool)>) {
+        let key = to.map(|(guest, ac)| (guest, Variant::from(ac)));
+        if let Some(key) =
+            key.filter(|key| self.layout.landings.is_some() && self.number(*key).is_none())
+        {
+            self.returns.insert(key);
         }
     }
 
@@ -329,9 +392,9 @@ impl Cache {
         }
     }
 
-    /// Of the newest block: the bytes of its guest instructions, and the bytes of guest code that the translator has looked at for it.
-    pub fn read(&self) -> (u32, u32) {
-        self.read
+    /// The newest block.
+    pub fn newest(&self) -> Newest {
+        self.newest
     }
 
     /// What is likely to be asked for after the newest block: where its last jump leads, and where its call returns to. Half of what its branches
@@ -361,8 +424,13 @@ impl Cache {
     }
 
     fn show(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let crosses = !self.records.is_of_one_page(number);
-        self.tables.show(memory, self.records.key(number), self.records.host(number), crosses);
+        let records = &self.records;
+        let shown = Shown {
+            host: records.front(number),
+            landing: records.landing(number),
+            crosses: !records.is_of_one_page(number),
+        };
+        self.tables.show(memory, records.key(number), shown);
     }
 
     /// One more is going to execute what is here. It is outside of it now.
@@ -371,10 +439,8 @@ impl Cache {
     }
 
     /// A user is outside of translated code, and about to execute it again.
-    pub fn pass(&mut self, memory: &mut impl CodeMemory, user: CodeUser) {
-        for (guest, ac) in self.tables.pass(user) {
-            self.publish(memory, guest, ac);
-        }
+    pub fn pass(&mut self, user: CodeUser) {
+        self.tables.pass(user);
     }
 
     /// A user is outside of translated code, and stays there until it passes.
@@ -465,7 +531,7 @@ impl Cache {
                 self.by_guest.remove(&key);
             }
         }
-        self.tables.hide(memory, key);
+        self.tables.hide(memory, key, self.records.landing(number));
         self.part(memory, number);
     }
 
@@ -478,6 +544,7 @@ impl Cache {
         self.by_guest.clear();
         self.by_page.clear();
         self.waiting.clear();
+        self.returns.clear();
         self.next = stubs::LEN;
         self.counters.cleared += 1;
     }

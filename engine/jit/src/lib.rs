@@ -59,8 +59,10 @@ pub struct Layout {
     pub cache_len: u64,
     /// The [`wedge_abi::VcpuPage`]; within 2 GiB of the cache.
     pub vcpu_page: u64,
-    /// The indirect-jump table; within 2 GiB of the cache.
+    /// The jump tables; within 2 GiB of the cache.
     pub table: u64,
+    /// The table of landings ([`wedge_abi::landing_slot`]), within 2 GiB of the bias, where jumps are by landings.
+    pub landings: Option<u64>,
     /// The table of look-ups ([`wedge_abi::Lookup`]), within 2 GiB of the cache, if memory operands of user code
     /// are looked up there.
     pub lookups: Option<u64>,

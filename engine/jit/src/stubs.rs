@@ -3,11 +3,11 @@
 //! They lie at fixed distances so that blocks can jump to them before anything is linked.
 
 use crate::{
-    Layout,
+    Layout, Level,
     asm::{Assembler, gpr, plus, register, slot, spill, sum},
 };
-use iced_x86::{Code, Instruction, MemoryOperand, Register};
-use wedge_abi::BlockExit;
+use iced_x86::{Code, MemoryOperand, Register};
+use wedge_abi::{AC_KEY, BlockExit, TABLE_SLOTS};
 
 /// Bytes reserved for the routines.
 pub const LEN: u64 = 4096;
@@ -20,7 +20,6 @@ const PROBES: usize = 4;
 /// are hardly ever executed, and would be half of what the CPU has to fetch beside what is.
 pub const MISSED_LEN: u64 = 36;
 const _: () = assert!(wedge_abi::DEEP_REACH.is_multiple_of(PROBES));
-pub use wedge_abi::{TABLE_LEN, TABLE_SLOTS};
 
 /// HVAs of the routines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +39,9 @@ pub struct Stubs {
     pub alone: u64,
     /// Leaves for want of a block that a direct jump leads to; what the jump points at has stored RIP and which jump it is.
     pub missed: u64,
+    /// Where a jump by landings comes if the landing is another address's: searches. The GVA is in RAX, and the guest's RAX and RCX are in the
+    /// first two spill slots.
+    pub astray: u64,
 }
 
 impl Stubs {
@@ -47,16 +49,19 @@ impl Stubs {
     pub fn of(layout: &Layout) -> Self {
         let at = |n: u64| layout.cache + n * ROUTINE;
         let indirect = [at(3), at(4)];
-        Self { enter: at(0), exit: at(1), leave: at(2), indirect, alone: at(5), missed: at(6) }
+        Self {
+            enter: at(0),
+            exit: at(1),
+            leave: at(2),
+            indirect,
+            alone: at(5),
+            missed: at(6),
+            astray: at(7),
+        }
     }
 }
 
-/// HVA of the indirect-jump table for a value of the virtual AC.
-pub fn table(layout: &Layout, ac: bool) -> u64 {
-    layout.table + if ac { TABLE_LEN as u64 } else { 0 }
-}
-
-/// Byte offsets, in its table, of the key (the negated GVA) and the value (the HVA) for a GVA.
+/// Byte offsets, in the first of the tables of user code, of the key (the negated GVA) and the value (the HVA) for a GVA.
 pub fn table_slot(guest: u64) -> (usize, usize) {
     let slot = (guest as usize & (TABLE_SLOTS - 1)) * 16;
     (slot, slot + 8)
@@ -74,6 +79,7 @@ pub fn generate(layout: &Layout) -> Vec<u8> {
         indirect(layout, &stubs, true),
         alone(layout, &stubs),
         missed(layout, &stubs),
+        astray(layout, &stubs),
     ];
     for mut code in routines {
         assert!(code.len() <= ROUTINE as usize, "a routine outgrew its place");
@@ -129,35 +135,65 @@ fn leave(layout: &Layout, at: u64) -> Vec<u8> {
     a.finish()
 }
 
-/// Two addresses can be in each other's way in a table: the one behind it is searched next, as far as
-/// there are blocks for both values of the virtual AC in it. Where blocks have gates the wedge does that search, as it knows
-/// which page of RAM is meant. No flag is touched: a key is compared by
-/// adding the address to its stored negation, which makes zero if they are equal.
 fn indirect(layout: &Layout, stubs: &Stubs, ac: bool) -> Vec<u8> {
-    let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
     let mut a = Assembler::new(*layout, stubs.indirect[usize::from(ac)]);
-    a.store(spill(1), word);
+    a.store(spill(1), Register::RCX);
+    match (layout.level, layout.landings) {
+        (Level::User, _) => look_up(&mut a, stubs),
+        (Level::Kernel, Some(landings)) if !ac => a.land(landings),
+        (Level::Kernel, _) => search_or_miss(&mut a, stubs, if ac { AC_KEY } else { 0 }),
+    }
+    a.finish()
+}
+
+fn astray(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, stubs.astray);
+    search_or_miss(&mut a, stubs, 0);
+    a.finish()
+}
+
+/// Jumps to the block whose key is the GVA in RAX and `mark`, or leaves for want of one. RCX has been put aside.
+fn search_or_miss(a: &mut Assembler, stubs: &Stubs, mark: u64) {
+    a.store(spill(2), Register::RDX);
+    add_to_target(a, mark);
+    search(a);
+    add_to_target(a, mark.wrapping_neg());
+    a.load(Register::RDX, spill(2));
+    a.load(Register::RCX, spill(1));
+    miss(a, stubs);
+}
+
+/// Adds a constant to RAX without flags. RCX is lost.
+fn add_to_target(a: &mut Assembler, mark: u64) {
+    if mark != 0 {
+        a.mov_imm(Register::RCX, mark);
+        a.lea(Register::RAX, sum(Register::RAX, Register::RCX));
+    }
+}
+
+/// Jumps to the block of user code for the GVA in RAX, if it is in the first table. Two addresses can be in each other's way there. The wedge
+/// searches then, as it knows which page of RAM is meant. No flag is touched: a key is compared by
+/// adding the address to its stored negation, which makes zero if they are equal.
+fn look_up(a: &mut Assembler, stubs: &Stubs) {
+    let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
+    let table = a.layout().table;
     a.store(spill(2), at);
-    let low = Instruction::with2(Code::Movzx_r32_rm16, Register::EDX, Register::AX);
-    a.put(&low.expect("movzx r32, r16"));
+    a.mov(at, target);
+    a.zero_extend_word(at);
     a.lea(at, sum(at, at));
-    a.lea_hva(word, table(layout, ac));
+    a.lea_hva(word, table);
     a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
     a.load_mem(word, plus(at, 0));
     a.lea(word, sum(word, target));
     let hit = a.jrcxz();
-    let missed = a.jmp(stubs.exit);
+    let missed = a.jmp_short();
     a.bind_short(hit);
     a.load_mem(word, plus(at, 8));
-    jump_to_found(&mut a);
-    a.bind(missed);
-    if !ac && layout.verified.is_none() {
-        search(&mut a, layout);
-    }
+    jump_to_found(a);
+    a.bind_short(missed);
     a.load(at, spill(2));
     a.load(word, spill(1));
-    miss(&mut a, stubs);
-    a.finish()
+    miss(a, stubs);
 }
 
 fn alone(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
@@ -191,16 +227,17 @@ fn jump_to_found(a: &mut Assembler) {
     a.jmp_slot(slot!(block.jump));
 }
 
-/// Jumps to the block for the GVA in RAX if it is in the table behind the others; goes on if not. RCX
+/// Jumps to the block whose key is in RAX if it is in the table that is searched; goes on if not. RCX
 /// and RDX are lost.
-fn search(a: &mut Assembler, layout: &Layout) {
+fn search(a: &mut Assembler) {
     let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
+    let deep = a.layout().table + wedge_abi::DEEP as u64;
     a.mov_imm(at, wedge_abi::DEEP_FACTOR);
     a.op3(Code::VEX_Mulx_r64_r64_rm64, word, at, target);
     a.mov_imm(word, wedge_abi::DEEP_SHIFT.into());
     a.op3(Code::VEX_Shrx_r64_rm64_r64, at, at, word);
     a.lea(at, sum(at, at));
-    a.lea_hva(word, layout.table + wedge_abi::DEEP as u64);
+    a.lea_hva(word, deep);
     a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
     for _ in 0..wedge_abi::DEEP_REACH / PROBES {
         let hits = [(); PROBES].map(|()| probe(a));
@@ -212,7 +249,7 @@ fn search(a: &mut Assembler, layout: &Layout) {
     }
 }
 
-/// Compares the key of the slot at HVA RDX with the GVA in RAX. If they are equal, takes the short jump whose place is
+/// Compares the key of the slot at HVA RDX with RAX. If they are equal, takes the short jump whose place is
 /// returned. If not, adds the length of a slot to RDX. RCX is lost.
 fn probe(a: &mut Assembler) -> usize {
     let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);

@@ -24,6 +24,10 @@ pub struct Request<'a> {
     pub ac: bool,
     /// The first instruction has a tap.
     pub tap: bool,
+    /// Computed jumps are likely to lead here: the block begins with a landing.
+    pub landing: bool,
+    /// The block is to run alone first: its jumps can be pointed elsewhere.
+    pub on_trial: bool,
     /// The pages of the block, if it is to have a gate.
     pub version: Option<Version>,
     /// HVA the code will lie at.
@@ -55,6 +59,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     let mut decoder = Decoder::with_ip(64, request.bytes, request.guest, DecoderOptions::NONE);
     let mut emitter = Emitter::new(layout, request);
     let mut end = request.guest;
+    if request.landing {
+        emitter.landing();
+    }
     if request.tap {
         emitter.tap();
     }

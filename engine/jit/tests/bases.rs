@@ -26,6 +26,8 @@ fn writes(code: &[&[u8]]) -> usize {
         here: bytes.len(),
         ac: false,
         tap: false,
+        landing: false,
+        on_trial: false,
         version: None,
         host: LAYOUT.cache + stubs::LEN,
         stubs: LAYOUT.cache + LAYOUT.cache_len,

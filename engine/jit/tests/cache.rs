@@ -9,11 +9,12 @@ use jit::{
         Cache, CodeMemory, CodeUser, Refused,
         kept::{Keeper, Kept, MadeBlock, Sleeper},
     },
-    stubs, translate,
+    stubs::{self, Stubs},
+    translate,
 };
 use std::{collections::HashMap, sync::LazyLock};
 use support::LAYOUT;
-use wedge_abi::{DEEP, DEEP_REACH, deep_slot};
+use wedge_abi::{DEEP, DEEP_REACH, deep_slot, landing_slot};
 
 /// GVAs of the blocks: zero, and such as meet in few slots of the searched table.
 static GUESTS: LazyLock<Vec<u64>> = LazyLock::new(|| {
@@ -32,6 +33,8 @@ static PAGEWISE: LazyLock<Vec<u64>> = LazyLock::new(|| {
 const PER_PAGE: u64 = 8;
 /// Groups of blocks that are kept of each page.
 const GROUPS: u16 = 3;
+/// Bytes of a landing.
+const LANDING_LEN: u64 = 28;
 
 /// What wedges see.
 #[derive(Default)]
@@ -50,6 +53,9 @@ impl CodeMemory for Memory {
     fn write_table(&mut self, offset: u64, value: u64) {
         self.tables.insert(offset, value);
     }
+    fn table_word(&self, offset: u64) -> u64 {
+        self.word(offset)
+    }
 }
 
 impl Memory {
@@ -61,6 +67,11 @@ impl Memory {
         let slots = deep_slot(gva)..deep_slot(gva) + DEEP_REACH;
         let keys = slots.map(|slot| (DEEP + slot * 16) as u64);
         keys.filter(move |at| self.word(*at) == gva).map(|at| self.word(at + 8))
+    }
+    /// The GVA that a landing (HVA) asks for.
+    fn own(&self, landing: u64) -> u64 {
+        let bytes = [3, 4, 5, 6].map(|n| self.code[&(landing - LAYOUT.cache + n)]);
+        (i32::from_le_bytes(bytes) as u64).wrapping_neg()
     }
     /// The two words that the code at an HVA stores, which an unlinked jump leads to.
     fn missed(&self, hva: u64) -> [u64; 2] {
@@ -111,6 +122,7 @@ fn kept(layout: Layout, guests: &[u64], code: &[[u8; LENGTH]]) -> Vec<u8> {
             guest: *guest,
             ac: false,
             times,
+            landing: guest & 32 != 0,
             len: LENGTH,
             bytes,
         })
@@ -145,7 +157,7 @@ impl Model {
 
     /// With blocks from the start.
     fn with_kept(seed: u64) -> Self {
-        let cache_len = stubs::LEN + 0xd000;
+        let cache_len = stubs::LEN + 0xf400;
         let layout = Layout { several: seed % 2 == 1, cache_len, ..LAYOUT };
         let mut model = Self::of(seed, layout, &PAGEWISE, |layout, memory, code| {
             let kept = Kept::parse(&layout, kept(layout, &PAGEWISE, code));
@@ -177,7 +189,7 @@ impl Model {
         let index = self.random.below(BLOCKS);
         match self.random.below(20) {
             0..=1 => self.write_page(index % PAGES),
-            2..=4 => self.cache.pass(&mut self.memory, self.users[(index % 2) as usize]),
+            2..=4 => self.cache.pass(self.users[(index % 2) as usize]),
             5..=6 => self.cache.publish(&mut self.memory, self.guests[index as usize], false),
             7..=9 if self.kept.is_some() => self.wake(index),
             _ if self.cache.find(self.guest(index), false).is_none() => self.add(index),
@@ -237,9 +249,11 @@ impl Model {
     fn check_block(&self, index: u64) {
         let gva = self.guest(index);
         let host = self.cache.find(gva, false);
-        let (key, value) = stubs::table_slot(gva);
-        if self.memory.word(key as u64) == gva.wrapping_neg() {
-            assert_eq!(Some(self.memory.word(value as u64)), host, "table, {gva:x}");
+        let landing = self.memory.word(landing_slot(gva) as u64 * 8);
+        if landing != Stubs::of(&self.layout).astray {
+            let own = self.memory.own(landing);
+            assert_eq!(self.cache.find(own, false), Some(landing + LANDING_LEN), "{own:x}");
+            assert_eq!(landing_slot(own), landing_slot(gva));
         }
         self.memory.found(gva).for_each(|found| assert_eq!(Some(found), host, "deep, {gva:x}"));
         let Some(host) = host else { return };
@@ -251,6 +265,8 @@ impl Model {
             here: LENGTH,
             ac: false,
             tap: false,
+            landing: false,
+            on_trial: false,
             version: None,
             host,
             stubs: host + 0x1000,
@@ -330,7 +346,7 @@ fn a_slot_of_the_searched_table_is_used_again() {
             assert_eq!(memory.found(*gva).count(), 1, "{gva:x}, several: {several}");
             cache.drop_page(&mut memory, 0x1000);
             assert_eq!(memory.found(*gva).count(), 0, "{gva:x}, several: {several}");
-            users.iter().for_each(|user| cache.pass(&mut memory, *user));
+            users.iter().for_each(|user| cache.pass(*user));
         }
     }
 }
@@ -353,6 +369,8 @@ fn jumps_that_are_changed_lie_in_one_word() {
                 here,
                 ac: false,
                 tap: false,
+                landing: false,
+                on_trial: false,
                 version: None,
                 host,
                 stubs: host,

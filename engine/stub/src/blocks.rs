@@ -9,7 +9,7 @@ use crate::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{
-    CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, KERNEL_FAULTS, TABLE_LEN, TABLE_SLOTS, TABLES,
+    AC_KEY, CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, KERNEL_FAULTS, TABLE_SLOTS, TABLES,
     USER_TABLES, VERSION_REACH, VERSIONS, deep_slot, fault_slot, version_key, version_slot,
     versioned,
 };
@@ -21,13 +21,14 @@ pub const USER_END: u64 = 0x7fff_ffff_f000;
 
 /// HVA of the kernel's block for a guest address, zero if the tables do not know it.
 pub fn find(guest: u64, ac: bool) -> u64 {
-    BlockTables(here(TABLES)).find(guest, ac)
+    let key = if ac { guest.wrapping_add(AC_KEY) } else { guest };
+    BlockTables(here(TABLES)).search(key)
 }
 
 /// HVA of a block of a program's code at a guest address, zero if the tables do not know any. Its gate asks whether the block is of
 /// the page that is at the address now.
 pub fn find_user(guest: u64) -> u64 {
-    if guest >= USER_END { 0 } else { BlockTables(here(TABLES + USER_TABLES)).first(guest, 0) }
+    if guest >= USER_END { 0 } else { BlockTables(here(TABLES + USER_TABLES)).first(guest) }
 }
 
 const FETCH: Access = Access { write: false, fetch: true, user: true };
@@ -99,25 +100,15 @@ fn state_at(table: usize, pc: u64) -> Option<FaultState> {
     is_known.then(|| FaultState::from_word(state.load(Ordering::Acquire)))
 }
 
-/// Tables of blocks by guest address, mapped for good: the kernel's two, for code outside and inside STAC..CLAC, or the
-/// program's one; and behind them a larger one ([`DEEP`]), which the first two overflow into. By their HVA.
+/// Tables of blocks by guest address, mapped for good, by their HVA: the searched one ([`DEEP`]), and before it the program's one with keys.
 #[derive(Clone, Copy)]
 struct BlockTables(usize);
 
 impl BlockTables {
-    fn find(self, guest: u64, ac: bool) -> u64 {
-        match self.first(guest, if ac { TABLE_LEN } else { 0 }) {
-            // The searched table has no room for the rare blocks inside STAC..CLAC.
-            0 if !ac => self.search(guest),
-            block => block,
-        }
-    }
-
-    /// HVA of the block for a guest address in the table that begins at an offset; zero for none.
-    fn first(self, guest: u64, table: usize) -> u64 {
-        let at = table + (guest as usize & (TABLE_SLOTS - 1)) * 16;
-        // SAFETY: a slot of one of the first two tables.
-        let [key, block] = unsafe { self.slot(at) };
+    /// HVA of the block for a guest address in the table with keys; zero for none.
+    fn first(self, guest: u64) -> u64 {
+        // SAFETY: a slot of the first table.
+        let [key, block] = unsafe { self.slot((guest as usize & (TABLE_SLOTS - 1)) * 16) };
         if key.load(Ordering::Acquire).wrapping_add(guest) == 0 {
             block.load(Ordering::Acquire)
         } else {

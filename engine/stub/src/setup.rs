@@ -10,9 +10,8 @@ use crate::{
 };
 use core::arch::naked_asm;
 use wedge_abi::{
-    ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, MONITOR, RAM, REGIONS, REGIONS_LEN,
-    SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW,
-    WINDOW_END,
+    ALT_STACK, ALT_STACK_LEN, KICK, MONITOR, NEAR_END, RAM, REGIONS, SIGNAL_STACK_FLAGS, SITES,
+    SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
 };
 
 /// First instruction of the image: change to the window's stack, forget the old one.
@@ -61,12 +60,12 @@ fn alone(cx: &Context<'_>, secret: Secret) {
     plain(secret, [host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0]); // ARCH_SET_CPUID: CPUID faults from now on
     plain(secret, [host::SET_ROBUST_LIST, 0, 24, 0, 0, 0]);
     plain(secret, [host::SET_TID_ADDRESS, 0, 0, 0, 0, 0]);
-    let [regions, window, window_end, ram] = [REGIONS, WINDOW, WINDOW_END, RAM].map(here);
-    let (ram_end, table_end) =
-        (ram + cx.shared.setup.ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
+    let [regions, near_end, window, window_end, ram] =
+        [REGIONS, NEAR_END, WINDOW, WINDOW_END, RAM].map(here);
+    let ram_end = ram + cx.shared.setup.ram_len as usize;
     let sites_end = SITES + SITES_LEN;
     for (from, to) in
-        [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)]
+        [(0, SITES), (sites_end, regions), (near_end, window), (window_end, ram), (ram_end, TOP)]
     {
         if plain(secret, [host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0]) != 0 {
             crate::die();

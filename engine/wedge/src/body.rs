@@ -11,10 +11,10 @@ use host::{
 use std::os::fd::BorrowedFd;
 use wedge_abi::{
     ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
-    GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD, REGIONS,
-    REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared, TABLES,
-    TABLES_LEN, TAPS, TURNS, Taps, TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE, USER_TABLES,
-    VCPU_PAGE, VCPU_PAGE_LEN, WORDS, words,
+    GATE, JOURNAL, LANDINGS, LANDINGS_LEN, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM,
+    RAM_FD, REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS,
+    Shared, TABLES, TABLES_LEN, TAPS, TURNS, Taps, TurnsPage, USER_CACHE, USER_CACHE_LEN,
+    USER_PAGE, USER_TABLES, VCPU_PAGE, VCPU_PAGE_LEN, WORDS, words,
 };
 
 /// Descriptors of memory objects, in the order in which another process is given them.
@@ -149,6 +149,7 @@ impl<'a> Parts<'a> {
             part(USER_CACHE, USER_CACHE_LEN, Execute, Some(self.objects.user_cache)),
             part(REGIONS, REGIONS_LEN, Read, Some(self.objects.regions)),
             part(COPIES, COPIES_LEN, Read, Some(self.objects.lookups)),
+            part(LANDINGS, LANDINGS_LEN, Read, Some(self.objects.tables)),
         ];
         let walked = [
             part(LOOKUPS, size_of::<Lookups>(), Write, Some(self.objects.lookups)),

@@ -85,6 +85,11 @@ impl CodeArea {
         self.tables.write_word(offset as usize, value);
     }
 
+    /// The word at an offset in the tables.
+    pub fn table_word(&self, offset: u64) -> u64 {
+        self.tables.read_word(offset as usize)
+    }
+
     /// The page of user code at `gva` may hold patched system calls. Said in the kernel's tables.
     pub fn note_site(&self, gva: u64) {
         let (word, bit) = site_page(gva);

@@ -164,6 +164,11 @@ impl<T> MemoryObject<T> {
         self.word(offset).store(value, Ordering::Release);
     }
 
+    /// The word at an offset.
+    pub fn read_word(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
     /// Sets bits of a word.
     pub fn add_bits(&self, offset: usize, bits: u64) {
         self.word(offset).fetch_or(bits, Ordering::Release);

@@ -2,12 +2,27 @@
 
 use crate::sites::STUBS;
 
-/// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
+/// Slots of the table of landings, by [`landing_slot`]: 8 bytes each, the HVA of code that asks whether the GVA that is jumped to is its own.
+/// The kernel's tables begin with it.
+pub const LANDING_SLOTS: usize = 1 << 16;
+/// An address without so many low bits is its index there: what a function returns to lies near what it returns to next.
+pub const LANDING_SHIFT: u32 = 2;
+/// Bytes of the table.
+pub const LANDINGS_LEN: usize = LANDING_SLOTS * 8;
+
+/// Where the landing for a GVA is, if it is there.
+pub const fn landing_slot(guest: u64) -> usize {
+    (guest >> LANDING_SHIFT) as usize % LANDING_SLOTS
+}
+
+/// Slots of the table with which those of translated user code begin: one for each value of an address's low 16 bits.
 pub const TABLE_SLOTS: usize = 1 << 16;
-/// Bytes of one table: an 8-byte key, the negated GVA, and an 8-byte HVA a slot.
+/// Bytes of it: an 8-byte key, the negated GVA, and an 8-byte HVA a slot.
 pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
-/// Slots of the table behind them, which the wedge searches: 8-byte GVA, 8-byte HVA.
+/// Slots of the table behind, which is searched: an 8-byte key, the GVA of a block for RFLAGS.AC clear, and an 8-byte HVA.
 pub const DEEP_SLOTS: usize = 1 << 17;
+/// Added to the GVA (modulo 2^64) of a block of the kernel's for RFLAGS.AC set: its key there, which is no address.
+pub const AC_KEY: u64 = 1 << 62;
 /// Slots looked at for one GVA.
 pub const DEEP_REACH: usize = 8;
 /// Offset in the tables of that table, which is that much longer than its slots.

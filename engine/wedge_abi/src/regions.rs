@@ -1,6 +1,6 @@
 //! Regions: user and kernel memory lie in different GiB of a wedge's address space.
 
-use crate::window::BIAS;
+use crate::{jumps::LANDINGS_LEN, window::BIAS};
 
 /// The first kernel GVA that has an HVA.
 pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
@@ -46,7 +46,11 @@ pub const COPY_COUNT: usize = 1 << 17;
 pub const COPIES_LEN: usize = COPY_COUNT * 8;
 /// The bits of an address that are its index there. None of the kernel's has the index of one of the user's.
 pub const COPY_INDEX: u64 = 0xffff << 12 | 1 << 47;
-const _: () = assert!(COPIES + COPIES_LEN <= BIAS as usize + (1 << 31));
+/// HVA of the kernel's table of landings ([`crate::landing_slot`]). Behind that of copies, so that it is reached by GS, too.
+pub const LANDINGS: usize = COPIES + COPIES_LEN;
+/// HVA behind the tables that are reached by GS.
+pub const NEAR_END: usize = LANDINGS + LANDINGS_LEN;
+const _: () = assert!(NEAR_END <= BIAS as usize + (1 << 31));
 
 /// The index in the table of copies that stands for the page of an address, and for others.
 pub const fn copy_slot(gva: u64) -> usize {

@@ -12,9 +12,9 @@ mod shared;
 
 use child::serve;
 use shared::{
-    BIAS, CACHE_LEN, COPIES_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, REGIONS_LEN, SHOWN,
-    TABLES_LEN, VCPU_PAGE_LEN, VERIFIED, VERIFIED_LEN, VERSION, VIEW, bytes_at, mailbox, map,
-    memfd, vcpu_page,
+    CACHE_LEN, COPIES_LEN, IN_HOST, LANDINGS, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, OF_USER,
+    REGIONS_LEN, SHOWN, TABLES_LEN, VCPU_PAGE_LEN, VERIFIED, VERIFIED_LEN, VERSION, VIEW, bytes_at,
+    mailbox, map, memfd, vcpu_page,
 };
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
@@ -72,6 +72,8 @@ pub struct Rig {
     from_child: i32,
     /// Look-ups that were filled.
     pub filled: u64,
+    /// Blocks stay from one run to the next, which is of the same code.
+    pub keeps: bool,
     /// Pages that have entries.
     shown: Vec<u64>,
 }
@@ -92,6 +94,11 @@ impl CodeMemory for View {
         // SAFETY: the tables are TABLES_LEN bytes at LAYOUT.table, writable.
         unsafe { bytes_at(LAYOUT.table + offset, 8) }.copy_from_slice(&value.to_le_bytes());
     }
+    fn table_word(&self, offset: u64) -> u64 {
+        assert!(offset + 8 <= TABLES_LEN);
+        // SAFETY: as above.
+        unsafe { *((LAYOUT.table + offset) as *const u64) }
+    }
 }
 
 impl Rig {
@@ -100,8 +107,15 @@ impl Rig {
     /// # Errors
     /// If the host refuses a mapping or a process.
     pub fn new(level: Level) -> Result<Self> {
-        let bias = if level == Level::User { 0 } else { BIAS };
-        Self::with(Layout { level, bias, ..LAYOUT })
+        Self::with(if level == Level::User { OF_USER } else { LAYOUT })
+    }
+
+    /// The same for kernel code whose computed jumps search.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn that_searches() -> Result<Self> {
+        Self::with(Layout { landings: None, ..LAYOUT })
     }
 
     /// The same for a program's code whose memory operands are looked up, and which looks first whether it may be executed.
@@ -110,7 +124,7 @@ impl Rig {
     /// As there.
     pub fn with_lookups() -> Result<Self> {
         let (lookups, verified) = (Some(LOOKUPS), Some(VERIFIED));
-        Self::with(Layout { level: Level::User, bias: 0, lookups, verified, ..LAYOUT })
+        Self::with(Layout { lookups, verified, ..OF_USER })
     }
 
     /// The same, and whatever is not looked up is checked.
@@ -119,8 +133,7 @@ impl Rig {
     /// As there.
     pub fn with_checks() -> Result<Self> {
         let (lookups, verified) = (Some(LOOKUPS), Some(VERIFIED));
-        let checked = Layout { checks: true, lookups, verified, ..LAYOUT };
-        Self::with(Layout { level: Level::User, bias: 0, ..checked })
+        Self::with(Layout { checks: true, lookups, verified, ..OF_USER })
     }
 
     fn with(layout: Layout) -> Result<Self> {
@@ -133,6 +146,7 @@ impl Rig {
         let rest = memfd(VCPU_PAGE_LEN + TABLES_LEN)?;
         map(rest, 0, LAYOUT.vcpu_page, VCPU_PAGE_LEN, write)?;
         map(rest, VCPU_PAGE_LEN, LAYOUT.table, TABLES_LEN, write)?;
+        map(rest, VCPU_PAGE_LEN, LANDINGS, wedge_abi::LANDINGS_LEN as u64, libc::PROT_READ)?;
         let data = memfd(4096 + DATA_LEN + USER_LEN)?;
         map(data, 0, place.code.wrapping_add(bias), 4096, write)?;
         map(data, 4096, place.data.wrapping_add(bias), DATA_LEN, write)?;
@@ -159,6 +173,7 @@ impl Rig {
                 to_child,
                 from_child,
                 filled: 0,
+                keeps: false,
                 shown: Vec::new(),
             }),
         }
@@ -210,7 +225,9 @@ impl Rig {
     }
 
     fn start(&mut self, case: &Case) {
-        self.cache.clear(&mut View);
+        if !self.keeps {
+            self.cache.clear(&mut View);
+        }
         for page in std::mem::take(&mut self.shown) {
             self.set_lookup(page, Lookup::default());
         }

@@ -2,8 +2,8 @@
 
 use jit::{Layout, Level};
 use wedge_abi::{
-    Base, CACHE, COPIES, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN,
-    USER_TABLES, VCPU_PAGE, VERIFIED,
+    Base, CACHE, COPIES, LANDINGS, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE,
+    USER_CACHE_LEN, USER_TABLES, VCPU_PAGE, VERIFIED,
 };
 
 /// How user code accesses its memory operands.
@@ -17,9 +17,34 @@ pub enum Operands {
     Checked,
 }
 
+/// Whose code it is, and how it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeKind {
+    pub level: Level,
+    /// Several vCPUs execute it.
+    pub several: bool,
+    /// How memory operands are accessed, if it is user code.
+    pub operands: Operands,
+    /// Computed jumps of kernel code go by landings; otherwise they search.
+    pub landings: bool,
+}
+
+impl CodeKind {
+    /// The kernel's, of one vCPU or of several.
+    pub const fn kernel(several: bool) -> Self {
+        Self { level: Level::Kernel, several, operands: Operands::Mapped, landings: true }
+    }
+
+    /// A vCPU's user code.
+    pub const fn user(operands: Operands) -> Self {
+        Self { level: Level::User, several: false, operands, landings: false }
+    }
+}
+
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
-pub fn layout(level: Level, base: Base, (several, operands): (bool, Operands)) -> Layout {
+pub fn layout(kind: CodeKind, base: Base) -> Layout {
+    let CodeKind { level, several, operands, landings } = kind;
     let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,
@@ -31,6 +56,7 @@ pub fn layout(level: Level, base: Base, (several, operands): (bool, Operands)) -
         cache_len: (USER_CACHE - CACHE) as u64,
         vcpu_page: here(VCPU_PAGE),
         table: here(TABLES),
+        landings: landings.then(|| here(LANDINGS)),
         checks: false,
         lookups: None,
         verified: None,

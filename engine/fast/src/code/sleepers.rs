@@ -130,10 +130,10 @@ mod tests {
     use super::*;
     use crate::{
         KnownBlocks,
-        code::{Operands, layout, tests::endless},
+        code::{CodeKind, layout, tests::endless},
         translate_noted,
     };
-    use jit::{Level, cache::CodeUser};
+    use jit::cache::CodeUser;
     use std::sync::Arc;
     use wedge::Pages;
     use wedge_abi::Base;
@@ -158,8 +158,8 @@ mod tests {
             let (ram, roots) = endless(bytes);
             let board = crate::test_machine::board(ram, Default::default());
             let pages = Pages::new().expect("the host has memory");
-            let (area, how) = (Arc::clone(pages.kernel()), (false, Operands::Mapped));
-            let mut code = Code::new(area, pages.base(), Level::Kernel, how, Arc::clone(known));
+            let (area, kind) = (Arc::clone(pages.kernel()), CodeKind::kernel(false));
+            let mut code = Code::new(area, pages.base(), kind, Arc::clone(known));
             let user = code.cache.add_user();
             Self { board, roots, pages, code, user }
         }
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn blocks_for_another_layout_are_left_alone() {
         let known = known_after(&[(0, false)], &[]);
-        let of_several = layout(Level::Kernel, Base::default(), (true, Operands::Mapped));
+        let of_several = layout(CodeKind::kernel(true), Base::default());
         assert!(known.take(&of_several).is_none());
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::{
     Fast, Machine, Placement,
-    test_machine::{MODES, board, kernel_state, map},
+    options::Options,
+    test_machine::{MODES, OPTIONS, board, kernel_state, map},
 };
 use bus::Kicker;
 use contract::{Probes, Taps};
@@ -78,7 +79,8 @@ fn what_one_has_translated_the_other_executes() {
 
 #[test]
 fn apart_each_translates_for_itself() {
-    let (ram, machine) = (ram(), Machine::apart());
+    let options = Options { translations_apart: true, ..OPTIONS };
+    let (ram, machine) = (ram(), Machine::with(2, Arc::default(), &options));
     let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
     assert_eq!(result(&mut first, start()), 1);
     assert_eq!([counters(&mut first).translated, counters(&mut second).translated], [1, 0]);

@@ -6,7 +6,8 @@ use engine::{Engine, Probes, Reached, VcpuRequests};
 use ram::Ram;
 use std::sync::Arc;
 use wedge_abi::{
-    BLOB, CACHE, COPIES, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS, VCPU_PAGE,
+    BLOB, CACHE, COPIES, GATE, LANDINGS, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS,
+    VCPU_PAGE,
 };
 use x86::{
     Vcpu, flags,
@@ -83,9 +84,10 @@ fn a_program_elsewhere_changes_nothing() {
 
 #[test]
 fn a_program_in_the_wedge_s_place_has_it_move() {
-    for at in
-        [BLOB, SHARED, STACK, GATE, TURNS, VCPU_PAGE, TABLES, CACHE, MARKS, RAM, REGIONS, COPIES]
-    {
+    for at in [
+        BLOB, SHARED, STACK, GATE, TURNS, VCPU_PAGE, TABLES, CACHE, MARKS, RAM, REGIONS, COPIES,
+        LANDINGS,
+    ] {
         assert_eq!(finds_its_own(machine(&[at as u64])), (1, false), "{at:#x}");
     }
 }

@@ -31,7 +31,8 @@ struct Placed {
     incoming: Number,
     guest_len: u16,
     len: u16,
-    /// Offset of the code behind the gate (`emit/gate.rs`); zero if there is no gate, or one for two pages.
+    /// Offset of the code behind the landing (`emit/landing.rs`) or the gate (`emit/gate.rs`); zero if there is neither, or a gate for two
+    /// pages.
     body: u16,
     variant: Variant,
     state: State,
@@ -142,7 +143,11 @@ impl BlockRecords {
             incoming: NONE,
             guest_len: block.guest_len as u16,
             len: block.code.len() as u16,
-            body: if pages[0] == pages[1] { block.body as u16 } else { 0 },
+            body: if variant.page().is_none() || pages[0] == pages[1] {
+                block.body as u16
+            } else {
+                0
+            },
             variant,
             state: State::Live,
             writes,
@@ -166,17 +171,32 @@ impl BlockRecords {
         })
     }
 
-    /// HVA of a block.
+    /// HVA of a block's first byte.
     pub fn host(&self, number: Number) -> u64 {
         self.starts[number as usize]
     }
 
     /// HVA at which a jump enters a block: behind the gate if the jump comes from the block's page.
     pub fn entry(&self, jump: Number, to: Number) -> u64 {
-        let block = &self.blocks[to as usize];
-        let near =
-            block.variant.page().is_some() && self.jumps[jump as usize].variant == block.variant;
-        self.host(to) + if near { u64::from(block.body) } else { 0 }
+        let variant = self.blocks[to as usize].variant;
+        if self.jumps[jump as usize].variant == variant { self.body(to) } else { self.front(to) }
+    }
+
+    /// HVA at which others enter a block: at its gate, but behind its landing.
+    pub fn front(&self, number: Number) -> u64 {
+        let has_gate = self.blocks[number as usize].variant.page().is_some();
+        if has_gate { self.host(number) } else { self.body(number) }
+    }
+
+    /// HVA of the landing with which a block begins.
+    pub fn landing(&self, number: Number) -> Option<u64> {
+        let block = &self.blocks[number as usize];
+        (block.variant.page().is_none() && block.body != 0).then(|| self.host(number))
+    }
+
+    /// HVA of what is behind the gate or the landing.
+    fn body(&self, number: Number) -> u64 {
+        self.host(number) + u64::from(self.blocks[number as usize].body)
     }
 
     /// What a block is asked for by.

@@ -30,6 +30,8 @@ pub struct MadeBlock<'a> {
     pub ac: bool,
     /// How often blocks of this block's page had been dropped when the block was made.
     pub times: u16,
+    /// It begins with a landing.
+    pub landing: bool,
     /// Length of the block's instructions in bytes.
     pub len: usize,
     /// The bytes of the instructions, and those behind them that the translator has looked at.
@@ -254,6 +256,7 @@ impl Cache {
             guest,
             ac: variant == true.into(),
             times,
+            landing: self.records.landing(number).is_some(),
             len: self.records.source(number).guest_len as usize,
             bytes: sleepers.bytes_of(number),
         })

@@ -1,16 +1,25 @@
-//! The jump tables: which block an indirect jump finds for a guest address.
+//! The jump tables: which block a computed jump finds for a guest address.
 //!
-//! A slot is two words, a key and where its block lies, and whoever looks takes no lock: it reads the key first and the
+//! The searched table has all blocks. Before it, jumps of kernel code look into a table of landings, and those of user code into one
+//! that an address's low bits are the index of, which has keys.
+//!
+//! A landing asks whether it is the one that is meant, so a slot of theirs may change at any time.
+//!
+//! A slot of the searched table is two words, a key and where its block lies, and whoever looks takes no lock: it reads the key first and the
 //! other word after. Other vCPUs may look while a slot changes, so once a slot has been an address's, another address
-//! gets it only when no vCPU can still be between those two reads: the slot is emptied, and given to the other address
-//! when each vCPU has been outside of all translated code since. In the table that is searched a slot is emptied when
-//! its block is dropped. In the one that an address's low bits are the index of, it is when another address asks for it.
+//! gets it only when no vCPU can still be between those two reads: the slot is emptied when its block is dropped, and is
+//! nobody's when each vCPU has been outside of all translated code since.
 
 use super::{CodeMemory, Key, Variant};
-use crate::{Layout, stubs};
-use rustc_hash::FxHashMap;
+use crate::{
+    Layout, Level,
+    stubs::{self, Stubs},
+};
 use std::collections::VecDeque;
-use wedge_abi::{CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot, versioned};
+use wedge_abi::{
+    AC_KEY, CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, LANDING_SLOTS, deep_slot, landing_slot,
+    versioned,
+};
 
 /// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
 /// is not zero.
@@ -53,9 +62,7 @@ pub(super) struct Tables {
 /// What is known of several users.
 #[derive(Default)]
 struct Shared {
-    /// Whose the slots of the other tables are: GVAs, zero for nobody's.
-    owners: Vec<u64>,
-    /// Slots emptied so far, of all tables.
+    /// Slots emptied so far.
     emptied: u64,
     /// For each slot of the searched table the value of `emptied` when the slot was emptied. Zero while the slot leads
     /// to a block, or is nobody's.
@@ -65,33 +72,36 @@ struct Shared {
     deep_left: VecDeque<(usize, u64)>,
     /// How many there were when a user was last outside of translated code; the most there can be while it stays outside.
     seen: Vec<u64>,
-    /// Slots that have been emptied, by their index among the owners.
-    waiting: FxHashMap<usize, Waiting>,
 }
 
-/// A slot that has been emptied for another address.
-struct Waiting {
-    key: Key,
-    /// Which of the emptied ones it was.
-    number: u64,
+/// A block that the tables are to lead to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown {
+    /// HVA at which others enter it.
+    pub host: u64,
+    /// HVA of its landing.
+    pub landing: Option<u64>,
+    /// It has a gate and reaches into the page behind.
+    pub crosses: bool,
 }
 
-/// The key of a block in the searched table, which has no blocks for RFLAGS.AC set.
-fn searched_for((guest, variant): Key) -> Option<u64> {
-    let page = variant.page().unwrap_or(0);
-    (variant != Variant::AC).then(|| versioned(guest, page.into()))
+/// The key of a block in the searched table.
+fn searched_for((guest, variant): Key) -> u64 {
+    match variant {
+        Variant::AC => guest.wrapping_add(AC_KEY),
+        _ => versioned(guest, variant.page().unwrap_or(0).into()),
+    }
 }
 
-/// The index of a slot among the owners.
-fn index(key: Key) -> usize {
-    usize::from(key.1 == Variant::AC) * TABLE_SLOTS + (key.0 as usize & (TABLE_SLOTS - 1))
+/// Offset in the tables of the landing for a GVA.
+fn landing_at(guest: u64) -> u64 {
+    landing_slot(guest) as u64 * 8
 }
 
 impl Tables {
     /// Empty tables; writes what is not zero in them.
     pub fn new(layout: Layout, memory: &mut impl CodeMemory) -> Self {
         let shared = layout.several.then(|| Shared {
-            owners: vec![0; 2 * TABLE_SLOTS],
             deep_emptied: vec![0; DEEP_SLOTS + DEEP_REACH],
             ..Shared::default()
         });
@@ -100,58 +110,66 @@ impl Tables {
         new
     }
 
-    /// No slot must match address zero while it is empty: the key of slot 0 is one no address of that slot negates
-    /// to, and for those of the searched table see [`empty_deep`].
+    /// Without a landing a jump searches. No slot must match address zero while it is empty: the first key of user code is one no
+    /// address of that slot negates to, and for those of the searched table see [`empty_deep`].
     fn reset(&self, memory: &mut impl CodeMemory) {
-        for ac in [false, true] {
-            let table = stubs::table(&self.layout, ac) - self.layout.table;
-            memory.write_table(table, 1);
+        match self.layout.landings {
+            Some(_) => {
+                (0..LANDING_SLOTS as u64).for_each(|slot| self.empty_landing(memory, slot * 8));
+            }
+            None if self.has_keyed() => memory.write_table(0, 1),
+            None => {}
         }
         for slot in deep_slots(0) {
             memory.write_table(deep_key(slot), empty_deep(slot));
         }
     }
 
-    fn words(&self, key: Key) -> (u64, u64) {
-        let table = stubs::table(&self.layout, key.1 == Variant::AC) - self.layout.table;
-        let (keys, values) = stubs::table_slot(key.0);
-        (table + keys as u64, table + values as u64)
+    /// There is the table with keys.
+    fn has_keyed(&self) -> bool {
+        self.layout.level == Level::User
     }
 
-    /// Has the tables lead to a block. The searched one says whether a block with a gate `crosses` into the page behind.
-    pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64, crosses: bool) {
-        let may = self.shared.as_mut().is_none_or(|shared| shared.claim(key));
-        if may {
-            self.write(memory, key, host)
-        } else {
-            self.empty(memory, key)
+    fn empty_landing(&self, memory: &mut impl CodeMemory, at: u64) {
+        memory.write_table(at, Stubs::of(&self.layout).astray);
+    }
+
+    /// Has the tables lead to a block.
+    pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, shown: Shown) {
+        let Shown { host, landing, crosses } = shown;
+        match (self.layout.landings, landing) {
+            (Some(_), Some(landing)) if key.1 != Variant::AC => {
+                memory.write_table(landing_at(key.0), landing);
+            }
+            _ if self.has_keyed() => write_keyed(memory, key.0, host),
+            _ => {}
         }
-        if let Some(searched_for) = searched_for(key).filter(|_| key.0 != 0) {
+        if key.0 != 0 {
             let mark = if crosses && key.1.page().is_some() { CROSSES } else { 0 };
-            self.enter_deep(memory, searched_for, host | mark);
+            self.enter_deep(memory, searched_for(key), host | mark);
         }
     }
 
-    fn write(&self, memory: &mut impl CodeMemory, key: Key, host: u64) {
-        let (keys, values) = self.words(key);
-        memory.write_table(values, host);
-        memory.write_table(keys, key.0.wrapping_neg());
-    }
-
-    fn empty(&self, memory: &mut impl CodeMemory, key: Key) {
-        memory.write_table(self.words(key).0, u64::from(key.0 & 0xffff == 0));
-    }
-
-    /// Has the tables not lead to a block any more.
-    pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key) {
-        self.empty(memory, key);
-        let slot = searched_for(key).and_then(|guest| self.deep_slot_of(guest));
-        if let Some(slot) = slot {
+    /// Has the tables not lead to a block any more, which has this landing.
+    pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key, landing: Option<u64>) {
+        match (self.layout.landings, landing) {
+            (Some(_), Some(landing)) => self.hide_landing(memory, landing_at(key.0), landing),
+            _ if self.has_keyed() => empty_keyed(memory, key.0),
+            _ => {}
+        }
+        if let Some(slot) = self.deep_slot_of(searched_for(key)) {
             memory.write_table(deep_key(slot), empty_deep(slot));
             match &mut self.shared {
                 None => self.deep[slot] = 0,
                 Some(shared) => shared.leave_deep(slot),
             }
+        }
+    }
+
+    /// The slot may have become another address's.
+    fn hide_landing(&self, memory: &mut impl CodeMemory, at: u64, landing: u64) {
+        if memory.table_word(at) == landing {
+            self.empty_landing(memory, at);
         }
     }
 
@@ -181,14 +199,16 @@ impl Tables {
 
     /// Empties the tables. Nobody may be executing what they lead to.
     pub fn clear(&mut self, memory: &mut impl CodeMemory, keys: impl Iterator<Item = Key>) {
-        keys.for_each(|key| self.empty(memory, key));
+        keys.for_each(|key| match self.layout.landings {
+            Some(_) => self.empty_landing(memory, landing_at(key.0)),
+            None if self.has_keyed() => empty_keyed(memory, key.0),
+            None => {}
+        });
         for (slot, guest) in self.deep.iter_mut().enumerate().filter(|(_, guest)| **guest != 0) {
             *guest = 0;
             memory.write_table(deep_key(slot), empty_deep(slot));
         }
         if let Some(shared) = &mut self.shared {
-            shared.owners.fill(0);
-            shared.waiting.clear();
             shared.deep_emptied.fill(0);
             shared.deep_left.clear();
         }
@@ -214,36 +234,16 @@ impl Tables {
         others.filter(|(at, _)| *at != user.0).all(|(_, seen)| *seen == u64::MAX)
     }
 
-    /// A user is outside of translated code, and about to execute it again. Returns the addresses whose slots have
-    /// become theirs: their blocks are to be shown.
-    pub fn pass(&mut self, user: CodeUser) -> Vec<Key> {
-        let Some(shared) = &mut self.shared else { return Vec::new() };
+    /// A user is outside of translated code, and about to execute it again.
+    pub fn pass(&mut self, user: CodeUser) {
+        let Some(shared) = &mut self.shared else { return };
         shared.seen[user.0] = shared.emptied;
         let all = shared.seen_by_all();
         shared.free_deep(&mut self.deep, all);
-        shared.hand_over(all)
     }
 }
 
 impl Shared {
-    /// An address may have its slot at once; if not, it waits for it.
-    fn claim(&mut self, key: Key) -> bool {
-        let slot = index(key);
-        let owner = &mut self.owners[slot];
-        if *owner == 0 || *owner == key.0 {
-            *owner = key.0;
-            self.waiting.remove(&slot);
-            return true;
-        }
-        let empty = self.waiting.get(&slot).map(|waiting| waiting.number);
-        let number = empty.unwrap_or_else(|| {
-            self.emptied += 1;
-            self.emptied
-        });
-        self.waiting.insert(slot, Waiting { key, number });
-        false
-    }
-
     /// How many slots had been emptied when each user was last outside.
     fn seen_by_all(&self) -> u64 {
         self.seen.iter().copied().min().unwrap_or(0)
@@ -264,17 +264,16 @@ impl Shared {
             }
         }
     }
+}
 
-    /// Gives emptied slots whose key no user can have read to the addresses that wait for them, and returns those.
-    fn hand_over(&mut self, all: u64) -> Vec<Key> {
-        if self.waiting.is_empty() {
-            return Vec::new();
-        }
-        let due = self.waiting.extract_if(|_, waiting| waiting.number <= all);
-        let due: Vec<_> = due.map(|(slot, waiting)| (slot, waiting.key)).collect();
-        for (slot, key) in &due {
-            self.owners[*slot] = key.0;
-        }
-        due.into_iter().map(|(_, key)| key).collect()
-    }
+/// Has the table of user code that has keys lead to a block.
+fn write_keyed(memory: &mut impl CodeMemory, guest: u64, host: u64) {
+    let (key, value) = stubs::table_slot(guest);
+    memory.write_table(value as u64, host);
+    memory.write_table(key as u64, guest.wrapping_neg());
+}
+
+fn empty_keyed(memory: &mut impl CodeMemory, guest: u64) {
+    let (key, _) = stubs::table_slot(guest);
+    memory.write_table(key as u64, u64::from(guest & 0xffff == 0));
 }

@@ -12,6 +12,7 @@ const LAYOUT: Layout = Layout {
     cache_len: 1 << 20,
     vcpu_page: 0x2100_0010_0000,
     table: 0x2100_0011_0000,
+    landings: Some(0x7e00_7ff0_0000),
     checks: false,
     lookups: None,
     verified: None,
@@ -28,6 +29,9 @@ impl CodeMemory for Tables {
     }
     fn write_table(&mut self, offset: u64, value: u64) {
         self.0.insert(offset, value);
+    }
+    fn table_word(&self, offset: u64) -> u64 {
+        self.0.get(&offset).copied().unwrap_or(0)
     }
 }
 
@@ -107,4 +111,7 @@ impl CodeMemory for Once {
         bytes.len() != 4 || !self.0 || self.1.replace(true)
     }
     fn write_table(&mut self, _: u64, _: u64) {}
+    fn table_word(&self, _: u64) -> u64 {
+        0
+    }
 }

@@ -29,6 +29,11 @@ impl Trials {
         runs > 0
     }
 
+    /// New blocks are put on trial.
+    pub fn are_made(&self) -> bool {
+        self.runs > 0
+    }
+
     /// The block is not on trial.
     pub fn over(&self, number: Number) -> bool {
         self.open.is_empty() || !self.open.contains_key(&number)
@@ -66,8 +71,9 @@ impl Cache {
         let Some(number) = self.records.live_at(host) else { return };
         let Some(lookups) = self.trials.ran(number) else { return };
         let stubs = Stubs::of(&self.layout);
+        let first = self.records.host(number);
         for lookup in lookups {
-            let site = host + u64::from(lookup.displacement);
+            let site = first + u64::from(lookup.displacement);
             self.point(memory, site, stubs.indirect[usize::from(lookup.ac)]);
         }
         self.integrate(memory, number);
@@ -75,7 +81,7 @@ impl Cache {
 
     /// While there are trials a new block looks nothing up.
     pub(super) fn isolate(&self, block: &mut Block) {
-        if self.trials.runs == 0 {
+        if !self.trials.are_made() {
             return;
         }
         let alone = Stubs::of(&self.layout).alone;

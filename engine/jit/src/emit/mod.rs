@@ -5,6 +5,7 @@ mod check;
 mod control;
 mod flags;
 mod gate;
+mod landing;
 mod lookup;
 mod memory;
 mod segment;
@@ -52,7 +53,7 @@ pub(crate) struct Emitter<'a> {
     refused: Vec<check::Refusal>,
     /// Displacements of the jumps of the gate, whose exit is emitted at the end.
     gates: Vec<usize>,
-    /// Offset of the code behind the gate.
+    /// Offset of the code behind the gate or the landing.
     body: u32,
     /// Where a call at the end will return to.
     returns: Option<u64>,
@@ -223,9 +224,14 @@ impl<'a> Emitter<'a> {
         self.links.push(Link { displacement, target, ac, always });
     }
 
-    /// Jumps to the block for the GVA in RAX.
+    /// Jumps to the block for the GVA in RAX: by its landing, or by the routine that looks it up. Each landing is jumped to from the place
+    /// itself: the CPU foresees where a jump leads, and best if it leads there each time.
     fn look_up(&mut self) {
         let ac = self.ac;
+        if let Some(landings) = self.layout.landings.filter(|_| !ac && !self.request.on_trial) {
+            self.asm.store(spill(1), Register::RCX);
+            return self.asm.land(landings);
+        }
         let displacement = self.asm.jmp(self.stubs.indirect[usize::from(ac)]) as u32;
         self.lookups.push(JumpLookup { displacement, ac });
     }

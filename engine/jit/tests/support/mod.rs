@@ -14,6 +14,7 @@ pub const LAYOUT: Layout = Layout {
     cache_len: stubs::LEN + 0x4000,
     vcpu_page: 0x10_2000_0000,
     table: 0x10_3000_0000,
+    landings: Some(0x7ff0_0000),
     checks: false,
     lookups: None,
     verified: None,

@@ -20,6 +20,7 @@ const LAYOUT: Layout = Layout {
     cache_len: 1 << 20,
     vcpu_page: 0x2100_0010_0000,
     table: 0x2100_0011_0000,
+    landings: Some(0x7e00_7ff0_0000),
     checks: false,
     lookups: None,
     verified: None,
@@ -28,6 +29,7 @@ const LAYOUT: Layout = Layout {
 const CHECKED: Layout = Layout {
     level: Level::User,
     bias: 0,
+    landings: None,
     copies: Some(LAYOUT.regions + 0x20_0000),
     checks: true,
     lookups: Some(LAYOUT.cache + 0x1000_0000),
@@ -48,6 +50,9 @@ impl CodeMemory for Code {
         true
     }
     fn write_table(&mut self, _: u64, _: u64) {}
+    fn table_word(&self, _: u64) -> u64 {
+        0
+    }
 }
 
 /// Anything, and what a kernel has most of.
@@ -64,7 +69,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 /// Each block: where (one byte for the address, two for what is added), then its code to the end of 64 bytes.
 fn run(bytes: &[u8]) {
-    for layout in [LAYOUT, Layout { level: Level::User, ..LAYOUT }, CHECKED] {
+    for layout in [LAYOUT, Layout { level: Level::User, landings: None, ..LAYOUT }, CHECKED] {
         let mut code = Code(vec![0xcc; layout.cache_len as usize]);
         let mut cache = Cache::new(layout, &mut code);
         for (number, chunk) in bytes.chunks(67).enumerate() {

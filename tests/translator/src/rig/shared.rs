@@ -24,10 +24,15 @@ pub(super) const LAYOUT: Layout = Layout {
     cache_len: CACHE_LEN,
     vcpu_page: WINDOW + CACHE_LEN,
     table: WINDOW + CACHE_LEN + VCPU_PAGE_LEN,
+    landings: Some(LANDINGS),
     checks: false,
     lookups: None,
     verified: None,
 };
+/// The same for a program's code.
+pub(super) const OF_USER: Layout = Layout { level: Level::User, bias: 0, landings: None, ..LAYOUT };
+/// The table of landings, with which the tables begin.
+pub(super) const LANDINGS: u64 = BIAS + 0x7ff0_0000;
 /// The parent's writable view of cache and tables.
 pub(super) const VIEW: u64 = 0x2200_0000_0000;
 /// [`Mailbox`] lies behind the vCPU page.

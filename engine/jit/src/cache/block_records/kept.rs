@@ -65,8 +65,8 @@ fn is_one(number: u32, count: usize) -> bool {
     number == NONE || (number as usize) < count
 }
 
-fn encoded_block(start: u32, block: &Placed) -> [u8; 32] {
-    let mut bytes = [0; 32];
+fn encoded_block(start: u32, block: &Placed) -> [u8; 34] {
+    let mut bytes = [0; 34];
     bytes[..4].copy_from_slice(&start.to_le_bytes());
     bytes[4..12].copy_from_slice(&block.guest.to_le_bytes());
     bytes[12..16].copy_from_slice(&block.first_mark.to_le_bytes());
@@ -74,11 +74,12 @@ fn encoded_block(start: u32, block: &Placed) -> [u8; 32] {
     bytes[20..22].copy_from_slice(&block.guest_len.to_le_bytes());
     bytes[22..24].copy_from_slice(&block.len.to_le_bytes());
     bytes[24..28].copy_from_slice(&block.variant.0.to_le_bytes());
-    bytes[28..].copy_from_slice(&block.incoming.to_le_bytes());
+    bytes[28..32].copy_from_slice(&block.incoming.to_le_bytes());
+    bytes[32..].copy_from_slice(&block.body.to_le_bytes());
     bytes
 }
 
-fn decoded_block(bytes: &[u8; 32]) -> Placed {
+fn decoded_block(bytes: &[u8; 34]) -> Placed {
     Placed {
         guest: u64_at(bytes, 4),
         pages: [0; 2],
@@ -87,7 +88,7 @@ fn decoded_block(bytes: &[u8; 32]) -> Placed {
         incoming: u32_at(bytes, 28),
         guest_len: u16_at(bytes, 20),
         len: u16_at(bytes, 22),
-        body: 0,
+        body: u16_at(bytes, 32),
         variant: Variant(u32_at(bytes, 24)),
         state: State::Asleep,
         writes: 0,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Layout,
-    cache::{Cache, CodeMemory, How, Key, Refused, block_records::Number, distance},
+    cache::{ALIGNMENT, Cache, CodeMemory, How, Key, Refused, block_records::Number, distance},
     stubs,
 };
 use rustc_hash::FxHashMap;
@@ -35,8 +35,9 @@ struct Collected {
 impl CodeMemory for Collected {
     fn write_code(&mut self, offset: u64, bytes: &[u8]) {
         let offset = offset as usize;
-        // Blocks come one behind the other. What comes elsewhere are stubs.
-        if offset <= self.code.len().next_multiple_of(16) {
+        // Blocks come one behind the other, or nearly so. What comes elsewhere are stubs.
+        let next = self.code.len().next_multiple_of(ALIGNMENT as usize);
+        if offset <= next + ALIGNMENT as usize {
             let end = (offset + bytes.len()).max(self.code.len());
             self.code.resize(end, 0);
             self.code[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -50,6 +51,9 @@ impl CodeMemory for Collected {
         !wedge_abi::keys::opened(offset, bytes, old)
     }
     fn write_table(&mut self, _: u64, _: u64) {}
+    fn table_word(&self, _: u64) -> u64 {
+        0
+    }
 }
 
 impl Keeper {
@@ -67,9 +71,9 @@ impl Keeper {
     /// # Errors
     /// It is none, or there is no room.
     pub fn add(&mut self, made: &MadeBlock<'_>) -> Result<(), Refused> {
-        let &MadeBlock { guest, ac, times, len, bytes } = made;
+        let &MadeBlock { guest, ac, times, landing, len, bytes } = made;
         let how = How { ac, ..How::default() };
-        let block = self.cache.place(&mut self.memory, guest, bytes, len, how)?;
+        let block = self.cache.place(&mut self.memory, guest, bytes, len, how, landing)?;
         let page = page(guest);
         if self.groups.last().is_none_or(|last| (last.page, last.times) != (page, times)) {
             self.link();
@@ -99,7 +103,7 @@ impl Keeper {
         let records = &mut self.cache.records;
         let at = &records.jumps[jump as usize];
         let site = records.host(at.from) + at.site();
-        let bytes = distance(site, records.host(to));
+        let bytes = distance(site, records.entry(jump, to));
         let offset = site - self.cache.layout.cache;
         if self.memory.is_closed(offset, &bytes) {
             self.memory.write_code(offset, &bytes);

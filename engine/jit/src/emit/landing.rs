@@ -1,0 +1,37 @@
+//! The landing with which a block of the kernel's begins that computed jumps lead to: is it the block for the GVA that is jumped to?
+//!
+//! A jump that looked its target up before it jumped would need a table of keys and addresses. One that may come to another address's
+//! landing needs no keys, so the table is half as long, and a slot of it can be given to another address by one store.
+
+use super::Emitter;
+use crate::{
+    asm::{plus, spill},
+    recover::Fixes,
+};
+use iced_x86::Register;
+
+/// The GVA that is jumped to, and what the landing looks at, in the first two spill slots.
+const TARGET: Register = Register::RAX;
+const WORD: Register = Register::RCX;
+
+impl Emitter<'_> {
+    /// Emits the landing, if there are landings. Only addresses in the last 2 GiB have some: the kernel's text and its modules.
+    /// Before the target is known to be the block's GVA, bytes belong to no guest instruction: the jump has not ended.
+    pub fn landing(&mut self) {
+        let negated = i32::try_from(self.request.guest.wrapping_neg());
+        let (Some(_), Ok(negated @ 1..)) = (self.layout.landings, negated) else { return };
+        self.asm.lea(WORD, plus(TARGET, negated.into()));
+        let here = self.asm.jrcxz();
+        self.asm.jmp(self.stubs.astray);
+        self.asm.bind_short(here);
+        let mut fixes = Fixes::default();
+        for (index, register) in [TARGET, WORD].into_iter().enumerate() {
+            fixes.spilled[index] = Some(register.number() as u8);
+        }
+        self.mark(false, fixes);
+        self.undoes();
+        self.asm.load(WORD, spill(1));
+        self.asm.load(TARGET, spill(0));
+        self.body = self.asm.len() as u32;
+    }
+}
