@@ -300,7 +300,7 @@ impl Code {
             sources[1] = second;
         }
         let version = self.version_of(guest, sources);
-        let how = How { ac, tap: stands == Some(Stands::Tap), version };
+        let how = How { ac, tap: stands == Some(Stands::Tap), version, ..How::default() };
         let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
         if made.is_ok() {
             self.note(guest, ac, &bytes, first);

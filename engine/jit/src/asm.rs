@@ -372,7 +372,8 @@ impl From<MemoryOperand> for Operand {
 
 /// `gs:[base + displacement]`
 pub fn biased(base: Register, displacement: i64) -> MemoryOperand {
-    MemoryOperand::new(base, Register::None, 1, displacement, 1, false, Register::GS)
+    let size = (displacement != 0).into();
+    MemoryOperand::new(base, Register::None, 1, displacement, size, false, Register::GS)
 }
 
 /// `[base + index]`

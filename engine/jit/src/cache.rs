@@ -95,13 +95,15 @@ pub struct How {
     pub ac: bool,
     /// The block begins with a tap.
     pub tap: bool,
+    /// Computed jumps are likely to lead to the block, which begins with a landing. [`Cache::add`] knows by itself.
+    pub landing: bool,
     /// The pages of the block, if the block asks whether they may be executed.
     pub version: Option<Version>,
 }
 
 impl From<(bool, bool)> for How {
     fn from((ac, tap): (bool, bool)) -> Self {
-        Self { ac, tap, version: None }
+        Self { ac, tap, ..Self::default() }
     }
 }
 
@@ -268,7 +270,7 @@ impl Cache {
         let how = how.into();
         let How { ac, version, .. } = how;
         let landing = self.is_jumped_to((guest, ac.into()));
-        let block = self.place(memory, guest, bytes, here, how, landing)?;
+        let block = self.place(memory, guest, bytes, here, How { landing, ..how })?;
         let [first, second] = pages;
         // A gate that asks for two pages makes the block one of both, whether the block needs the second or not.
         let asks_for_two = version.is_some_and(|version| version.second.is_some());
@@ -281,8 +283,10 @@ impl Cache {
     }
 
     /// Computed jumps are likely to lead to the block that is about to be made: a call returns there, or no direct jump leads there.
+    /// Those within STAC..CLAC search.
     fn is_jumped_to(&mut self, key: Key) -> bool {
-        self.returns.remove(&key) || !self.waiting.contains_key(&key)
+        let returned_to = self.returns.remove(&key);
+        key.1 != Variant::AC && (returned_to || !self.waiting.contains_key(&key))
     }
 
     /// Translates the bytes at `guest` as [`Cache::add`] does, and writes what comes of them to the next place. Code that would open keys
@@ -294,11 +298,11 @@ impl Cache {
         bytes: &[u8],
         here: usize,
         how: How,
-        landing: bool,
     ) -> Result<Block, Refused> {
-        for (skipped, landing) in [(0, landing), (ALIGNMENT, landing), (0, false)] {
+        let without = How { landing: false, ..how };
+        for (skipped, how) in [(0, how), (ALIGNMENT, how), (0, without)] {
             let at = self.next + skipped;
-            let block = self.translate(at, guest, bytes, here, how, landing)?;
+            let block = self.translate(at, guest, bytes, here, how)?;
             let stubs = self.stubs_end().saturating_sub(block.stubs.len() as u64);
             let end = at + block.code.len() as u64;
             if end + 3 * ALIGNMENT > stubs || !self.records.have_room(&block) {
@@ -322,8 +326,7 @@ impl Cache {
         guest: u64,
         bytes: &[u8],
         here: usize,
-        How { ac, tap, version }: How,
-        landing: bool,
+        How { ac, tap, landing, version }: How,
     ) -> Result<Block, Untranslatable> {
         let request = Request {
             guest,

@@ -373,7 +373,7 @@ impl Rig {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let how = How { ac: alignment, tap: false, version };
+        let how = How { ac: alignment, version, ..How::default() };
         let made = self.cache.add(&mut View, rip, bytes, bytes.len(), how, [0; 2]);
         made.map(Some).map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))
     }

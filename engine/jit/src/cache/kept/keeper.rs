@@ -72,8 +72,8 @@ impl Keeper {
     /// It is none, or there is no room.
     pub fn add(&mut self, made: &MadeBlock<'_>) -> Result<(), Refused> {
         let &MadeBlock { guest, ac, times, landing, len, bytes } = made;
-        let how = How { ac, ..How::default() };
-        let block = self.cache.place(&mut self.memory, guest, bytes, len, how, landing)?;
+        let how = How { ac, landing, ..How::default() };
+        let block = self.cache.place(&mut self.memory, guest, bytes, len, how)?;
         let page = page(guest);
         if self.groups.last().is_none_or(|last| (last.page, last.times) != (page, times)) {
             self.link();
