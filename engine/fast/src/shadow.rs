@@ -185,7 +185,7 @@ impl<W: Process> Space<W> {
         let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
         let is_new = pages.are_newborn() || pages.are_few();
         if is_new {
-            self.youth.begin();
+            self.youth.begin(pages.are_newborn());
         }
         is_new
     }
@@ -217,11 +217,13 @@ impl<W: Process> Space<W> {
     pub fn looks_up(
         &mut self,
         scattered: Scattered,
+        filled: u64,
         is_known: impl FnOnce(bool) -> Option<bool>,
     ) -> bool {
         self.look_for_fork();
         let runs = self.mapper.wedge().has_verified_code();
-        let young = self.youth.look(|is_new| if runs { Some(true) } else { is_known(is_new) });
+        let young =
+            self.youth.look(filled, |is_new| if runs { Some(true) } else { is_known(is_new) });
         self.pressure.look(scattered) || young
     }
 

@@ -90,13 +90,14 @@ impl Fast {
     /// User code of the current slot is run translated, with look-ups. Not where user code has processes of its own: its translation would run beside the kernel.
     fn looks_up(&mut self) -> Result<bool, Error> {
         let scattered = self.modes.options.scattered;
+        let filled = self.pages.vcpu_page().counters.lookups;
         let slot = self.slots.current()?;
         if !may_look_up(self.modes) || !self.cpu.vcpu.is_64bit() {
             slot.looks_nothing_up();
             return Ok(false);
         }
         let (v, ram, code) = (&self.cpu.vcpu, self.board.ram(), &mut self.code);
-        Ok(slot.looks_up(scattered, |is_new| code.has_seen_often(ram, v, is_new)))
+        Ok(slot.looks_up(scattered, filled, |is_new| code.has_seen_often(ram, v, is_new)))
     }
 
     /// User code has not gone on at an instruction.

@@ -11,6 +11,10 @@ use x86::paging::{self, WalkMemory};
 
 /// How long a process is young, while its slot has the turn.
 const YOUNG: Duration = Duration::from_millis(4);
+/// How long a child is young at the most, and for how long for each look-up that it has filled. It writes to many pages and ends soon,
+/// and on a slow host that takes longer. What is lost by translation meanwhile is about what mapping the page would have cost.
+const LONGEST: Duration = Duration::from_millis(12);
+const PER_PAGE: Duration = Duration::from_micros(20);
 /// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
 const AFTER_FORK: Duration = Duration::from_millis(1);
 /// Entries of a page table, and those of a top one that are for the user's memory.
@@ -45,17 +49,21 @@ pub(crate) struct Youth {
     stage: Stage,
     /// How long the process has run.
     used: Duration,
+    /// The process has been forked and has loaded no program.
+    child: bool,
+    /// Look-ups that there had been, of all processes, when the process was first looked at.
+    before: Option<u64>,
 }
 
 impl Youth {
-    /// A new process runs here.
-    pub fn begin(&mut self) {
-        *self = Self { stage: Stage::Begun, used: Duration::ZERO };
+    /// A new process runs here, a child or one that has loaded a program.
+    pub fn begin(&mut self, child: bool) {
+        *self = Self { stage: Stage::Begun, child, ..Self::default() };
     }
 
     /// The process has forked: each page that it writes next becomes another one.
     pub fn begin_again(&mut self) {
-        self.used = YOUNG - AFTER_FORK;
+        (self.used, self.before) = (YOUNG - AFTER_FORK, None);
         if self.stage == Stage::Grown {
             self.stage = Stage::Forked;
         }
@@ -76,20 +84,28 @@ impl Youth {
         self.used += time;
     }
 
-    /// Look-ups are to be used from now on. `is_known`: the code that comes next has often been seen before; told whether the process
+    /// Look-ups are to be used from now on. `filled`: how many have been filled, of all processes. `is_known`: the code that comes next has often been seen before; told whether the process
     /// is a new one. `None` if the code is in no page that the process has yet.
-    pub fn look(&mut self, is_known: impl FnOnce(bool) -> Option<bool>) -> bool {
+    pub fn look(&mut self, filled: u64, is_known: impl FnOnce(bool) -> Option<bool>) -> bool {
+        let own = filled.saturating_sub(*self.before.get_or_insert(filled));
+        let limit = if self.child { limit(own) } else { YOUNG };
         self.stage = match self.stage {
             Stage::Begun | Stage::Forked => match is_known(self.stage == Stage::Begun) {
                 None => self.stage,
                 Some(true) => Stage::Young,
                 Some(false) => Stage::Grown,
             },
-            Stage::Young if self.used < YOUNG => Stage::Young,
+            Stage::Young if self.used < limit => Stage::Young,
             _ => Stage::Grown,
         };
         self.is_on()
     }
+}
+
+/// How long a child is young that has filled so many look-ups.
+fn limit(filled: u64) -> Duration {
+    let filled = u32::try_from(filled).unwrap_or(u32::MAX);
+    PER_PAGE.saturating_mul(filled).clamp(YOUNG, LONGEST)
 }
 
 /// How many pages a process has and has used, by its page tables, as far as somebody has counted.
@@ -179,16 +195,35 @@ mod tests {
     fn a_process_is_young_for_a_while_if_its_code_is_known() {
         let mut youth = Youth::default();
         let known = |_| Some(true);
-        assert!(!youth.look(known), "it was here before");
-        youth.begin();
-        assert!(youth.is_on() && youth.look(|_| None) && youth.look(known));
+        assert!(!youth.look(0, known), "it was here before");
+        youth.begin(false);
+        assert!(youth.is_on() && youth.look(0, |_| None) && youth.look(0, known));
         youth.note(YOUNG / 2);
-        assert!(youth.look(|_| Some(false)), "it is asked once");
+        assert!(youth.look(0, |_| Some(false)), "it is asked once");
         youth.note(YOUNG / 2);
-        assert!(!youth.look(known) && !youth.is_on());
-        youth.begin();
-        assert!(!youth.look(|_| Some(false)) && !youth.look(known), "unknown code");
+        assert!(!youth.look(0, known) && !youth.is_on());
+        youth.begin(false);
+        assert!(!youth.look(0, |_| Some(false)) && !youth.look(0, known), "unknown code");
         youth.begin_again();
-        assert!(youth.look(|is_new| Some(!is_new)), "it has forked");
+        assert!(youth.look(0, |is_new| Some(!is_new)), "it has forked");
+    }
+
+    /// Its look-ups alone count.
+    #[test]
+    fn a_child_that_fills_many_look_ups_is_young_longer() {
+        let young_for = |(child, own): (bool, u64)| {
+            let mut youth = Youth::default();
+            youth.begin(child);
+            assert!(youth.look(1_000_000, |_| Some(true)));
+            let steps = (1..).take_while(|_| {
+                youth.note(YOUNG / 4);
+                youth.look(1_000_000 + own, |_| None)
+            });
+            steps.count()
+        };
+        assert_eq!(
+            [(true, 100), (true, 400), (true, 10_000), (false, 400)].map(young_for),
+            [3, 7, 11, 3]
+        );
     }
 }

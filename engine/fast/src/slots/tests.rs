@@ -212,7 +212,7 @@ fn a_program_with_the_page_table_and_the_identifier_of_another_is_new() {
     let is_young = |guest: &mut Guest| {
         guest.runs(roots);
         let space = guest.slots.current().expect("a slot");
-        space.looks_up(Scattered::Map, |_| Some(true))
+        space.looks_up(Scattered::Map, 0, |_| Some(true))
     };
     assert!(!is_young(&mut guest) && !is_young(&mut guest), "it has many pages");
     let stack = root(roots) + 3 * PAGE + (MEMORY >> 12) % 512 * 8;
