@@ -140,7 +140,7 @@ pub struct EngineArguments {
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = Translations::Shared, hide_short_help = true)]
     pub translations: Translations,
-    /// How returns and indirect jumps of translated kernel code find where they lead
+    /// How translated kernel code finds the targets of returns and indirect jumps
     ///
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = ComputedJumps::Land, hide_short_help = true)]

@@ -59,8 +59,8 @@ impl Machine {
         Arc::new(Self { several: vcpus > 1, ..Self::default() })
     }
 
-    /// The same. `known`: blocks of the kernel that an earlier machine has run, or where they are noted, unless each vCPU has a
-    /// translation of its own.
+    /// A machine of so many vCPUs, run as the options say. `known`: blocks of the kernel that an earlier machine has run, or where
+    /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own.
     #[must_use]
     pub fn with(vcpus: usize, known: Arc<KnownBlocks>, options: &Options) -> Arc<Self> {
         let (apart, searches) = (options.translations_apart, options.search_jumps);

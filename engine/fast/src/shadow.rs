@@ -183,9 +183,10 @@ impl<W: Process> Space<W> {
     /// the page table and the identifier of one that has ended, and so the slot.
     pub(crate) fn look_for_successor(&mut self, ram: &Ram, roots: Roots) -> bool {
         let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
-        let is_new = pages.are_newborn() || pages.are_few();
+        let child = pages.are_newborn();
+        let is_new = child || pages.are_few();
         if is_new {
-            self.youth.begin(pages.are_newborn());
+            self.youth.begin(child);
         }
         is_new
     }

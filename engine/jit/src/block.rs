@@ -59,7 +59,7 @@ pub struct Block {
     pub links: Vec<Link>,
     /// Jumps to computed targets.
     pub lookups: Vec<JumpLookup>,
-    /// Offset of the code behind the gate (`emit/gate.rs`) or the landing (`emit/landing.rs`), zero without one.
+    /// Offset of the code behind the block's gate (`emit/gate.rs`) or landing (`emit/landing.rs`); zero if the block has neither.
     pub body: u32,
     /// GVA behind the call at its end, and RFLAGS.AC there as far as this block knows.
     pub returns: Option<(u64, bool)>,

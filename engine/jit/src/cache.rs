@@ -95,7 +95,7 @@ pub struct How {
     pub ac: bool,
     /// The block begins with a tap.
     pub tap: bool,
-    /// Computed jumps are likely to lead to the block, which begins with a landing. [`Cache::add`] knows by itself.
+    /// Computed jumps are likely to lead to the block: it gets a landing. [`Cache::add`] finds that out, whatever is said here.
     pub landing: bool,
     /// The pages of the block, if the block asks whether they may be executed.
     pub version: Option<Version>,
@@ -140,9 +140,9 @@ pub struct Source {
 pub struct Newest {
     /// Bytes of its guest instructions.
     pub len: u32,
-    /// Bytes of guest code that the translator has looked at for it.
+    /// Bytes of guest code that the translator has looked at to make the block.
     pub read: u32,
-    /// It begins with a landing, if there are landings.
+    /// The block was to have a landing.
     pub landing: bool,
 }
 
@@ -277,16 +277,14 @@ impl Cache {
         let crosses = block.guest_len as usize > here || asks_for_two;
         let variant = version.map_or(ac.into(), |version| Variant(version.index));
         let pages = [first, if crosses { second } else { first }];
+        self.newest = Newest { len: block.guest_len, read: block.read, landing };
         let number = self.enter(memory, block, variant, pages);
-        self.newest.landing = landing;
         Ok(self.records.front(number))
     }
 
     /// Computed jumps are likely to lead to the block that is about to be made: a call returns there, or no direct jump leads there.
-    /// Those within STAC..CLAC search.
     fn is_jumped_to(&mut self, key: Key) -> bool {
-        let returned_to = self.returns.remove(&key);
-        key.1 != Variant::AC && (returned_to || !self.waiting.contains_key(&key))
+        self.returns.remove(&key) || !self.waiting.contains_key(&key)
     }
 
     /// Translates the bytes at `guest` as [`Cache::add`] does, and writes what comes of them to the next place. Code that would open keys
@@ -305,7 +303,7 @@ impl Cache {
             let block = self.translate(at, guest, bytes, here, how)?;
             let stubs = self.stubs_end().saturating_sub(block.stubs.len() as u64);
             let end = at + block.code.len() as u64;
-            if end + 3 * ALIGNMENT > stubs || !self.records.have_room(&block) {
+            if end + ALIGNMENT > stubs || !self.records.have_room(&block) {
                 return Err(Refused::Full);
             }
             let parts = [(at, &block.code), (stubs, &block.stubs)];
@@ -360,12 +358,11 @@ impl Cache {
     ) -> Number {
         let number = self.records.enter(&block, variant, pages, self.writes);
         self.file(number, pages);
-        (self.newest.len, self.newest.read) = (block.guest_len, block.read);
         self.ahead.clear();
         let certain = block.links.iter().filter(|link| link.always);
         self.ahead.extend(certain.map(|link| (link.target, link.ac)));
         self.ahead.extend(block.returns);
-        self.expect_return(block.returns);
+        block.returns.into_iter().for_each(|to| self.expect_return(to));
         if !self.trials.begin(number, block.lookups) {
             self.integrate(memory, number);
         }
@@ -373,11 +370,9 @@ impl Cache {
     }
 
     /// Notes where a call of the kernel's returns to, if there is no block.
-    fn expect_return(&mut self, to: Option<(u64, bool)>) {
-        let key = to.map(|(guest, ac)| (guest, Variant::from(ac)));
-        if let Some(key) =
-            key.filter(|key| self.layout.landings.is_some() && self.number(*key).is_none())
-        {
+    fn expect_return(&mut self, (guest, ac): (u64, bool)) {
+        let key = (guest, ac.into());
+        if self.layout.landings.is_some() && self.number(key).is_none() {
             self.returns.insert(key);
         }
     }

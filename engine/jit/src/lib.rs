@@ -59,7 +59,7 @@ pub struct Layout {
     pub cache_len: u64,
     /// The [`wedge_abi::VcpuPage`]; within 2 GiB of the cache.
     pub vcpu_page: u64,
-    /// The jump tables; within 2 GiB of the cache.
+    /// The tables that jumps find blocks by ([`cache`]), within 2 GiB of the cache.
     pub table: u64,
     /// The table of landings ([`wedge_abi::landing_slot`]), within 2 GiB of the bias, where jumps are by landings.
     pub landings: Option<u64>,

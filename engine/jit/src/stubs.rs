@@ -7,7 +7,7 @@ use crate::{
     asm::{Assembler, gpr, plus, register, slot, spill, sum},
 };
 use iced_x86::{Code, MemoryOperand, Register};
-use wedge_abi::{AC_KEY, BlockExit, TABLE_SLOTS};
+use wedge_abi::{BlockExit, TABLE_SLOTS, kernel_key};
 
 /// Bytes reserved for the routines.
 pub const LEN: u64 = 4096;
@@ -141,7 +141,7 @@ fn indirect(layout: &Layout, stubs: &Stubs, ac: bool) -> Vec<u8> {
     match (layout.level, layout.landings) {
         (Level::User, _) => look_up(&mut a, stubs),
         (Level::Kernel, Some(landings)) if !ac => a.land(landings),
-        (Level::Kernel, _) => search_or_miss(&mut a, stubs, if ac { AC_KEY } else { 0 }),
+        (Level::Kernel, _) => search_or_miss(&mut a, stubs, kernel_key(0, ac)),
     }
     a.finish()
 }

@@ -9,8 +9,8 @@ use crate::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{
-    AC_KEY, CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, KERNEL_FAULTS, TABLE_SLOTS, TABLES,
-    USER_TABLES, VERSION_REACH, VERSIONS, deep_slot, fault_slot, version_key, version_slot,
+    CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, KERNEL_FAULTS, TABLE_SLOTS, TABLES, USER_TABLES,
+    VERSION_REACH, VERSIONS, deep_slot, fault_slot, kernel_key, version_key, version_slot,
     versioned,
 };
 
@@ -21,8 +21,7 @@ pub const USER_END: u64 = 0x7fff_ffff_f000;
 
 /// HVA of the kernel's block for a guest address, zero if the tables do not know it.
 pub fn find(guest: u64, ac: bool) -> u64 {
-    let key = if ac { guest.wrapping_add(AC_KEY) } else { guest };
-    BlockTables(here(TABLES)).search(key)
+    BlockTables(here(TABLES)).search(kernel_key(guest, ac))
 }
 
 /// HVA of a block of a program's code at a guest address, zero if the tables do not know any. Its gate asks whether the block is of

@@ -5,7 +5,8 @@ use crate::sites::STUBS;
 /// Slots of the table of landings, by [`landing_slot`]: 8 bytes each, the HVA of code that asks whether the GVA that is jumped to is its own.
 /// The kernel's tables begin with it.
 pub const LANDING_SLOTS: usize = 1 << 16;
-/// An address without so many low bits is its index there: what a function returns to lies near what it returns to next.
+/// A GVA's slot there is the GVA without so many low bits. Calls beside each other return to places beside each other, whose slots are in
+/// one cache line.
 pub const LANDING_SHIFT: u32 = 2;
 /// Bytes of the table.
 pub const LANDINGS_LEN: usize = LANDING_SLOTS * 8;
@@ -21,8 +22,6 @@ pub const TABLE_SLOTS: usize = 1 << 16;
 pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
 /// Slots of the table behind, which is searched: an 8-byte key, the GVA of a block for RFLAGS.AC clear, and an 8-byte HVA.
 pub const DEEP_SLOTS: usize = 1 << 17;
-/// Added to the GVA (modulo 2^64) of a block of the kernel's for RFLAGS.AC set: its key there, which is no address.
-pub const AC_KEY: u64 = 1 << 62;
 /// Slots looked at for one GVA.
 pub const DEEP_REACH: usize = 8;
 /// Offset in the tables of that table, which is that much longer than its slots.
@@ -31,6 +30,11 @@ pub const DEEP: usize = 2 * TABLE_LEN;
 pub const DEEP_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// See [`DEEP_FACTOR`].
 pub const DEEP_SHIFT: u32 = 64 - DEEP_SLOTS.trailing_zeros();
+
+/// The key in the searched table of a kernel's block at a GVA: the GVA for RFLAGS.AC clear, and for RFLAGS.AC set what is no address.
+pub const fn kernel_key(guest: u64, ac: bool) -> u64 {
+    guest.wrapping_add((ac as u64) << 62)
+}
 
 /// Where the search for a GVA starts; it ends before `DEEP_REACH` slots, the table never.
 pub const fn deep_slot(guest: u64) -> usize {

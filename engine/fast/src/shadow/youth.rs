@@ -11,9 +11,10 @@ use x86::paging::{self, WalkMemory};
 
 /// How long a process is young, while its slot has the turn.
 const YOUNG: Duration = Duration::from_millis(4);
-/// How long a child is young at the most, and for how long for each look-up that it has filled. It writes to many pages and ends soon,
-/// and on a slow host that takes longer. What is lost by translation meanwhile is about what mapping the page would have cost.
+/// How long a child is young at the most. It writes to many pages and ends soon, and on a slow host that takes longer.
 const LONGEST: Duration = Duration::from_millis(12);
+/// How long a child is young for each look-up that it has filled. What translation loses meanwhile is about what a mapping would have
+/// cost.
 const PER_PAGE: Duration = Duration::from_micros(20);
 /// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
 const AFTER_FORK: Duration = Duration::from_millis(1);
@@ -84,8 +85,8 @@ impl Youth {
         self.used += time;
     }
 
-    /// Look-ups are to be used from now on. `filled`: how many have been filled, of all processes. `is_known`: the code that comes next has often been seen before; told whether the process
-    /// is a new one. `None` if the code is in no page that the process has yet.
+    /// Look-ups are to be used from now on. `filled`: how many have been filled, of all processes. `is_known`: the code that comes next
+    /// has often been seen before; told whether the process is a new one. `None` if the code is in no page that the process has yet.
     pub fn look(&mut self, filled: u64, is_known: impl FnOnce(bool) -> Option<bool>) -> bool {
         let own = filled.saturating_sub(*self.before.get_or_insert(filled));
         let limit = if self.child { limit(own) } else { YOUNG };

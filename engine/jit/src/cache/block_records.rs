@@ -188,7 +188,7 @@ impl BlockRecords {
         if has_gate { self.host(number) } else { self.body(number) }
     }
 
-    /// HVA of the landing with which a block begins.
+    /// HVA of a block's landing; `None` if the block has none.
     pub fn landing(&self, number: Number) -> Option<u64> {
         let block = &self.blocks[number as usize];
         (block.variant.page().is_none() && block.body != 0).then(|| self.host(number))

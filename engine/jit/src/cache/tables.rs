@@ -3,12 +3,12 @@
 //! The searched table has all blocks. Before it, jumps of kernel code look into a table of landings, and those of user code into one
 //! that an address's low bits are the index of, which has keys.
 //!
-//! A landing asks whether it is the one that is meant, so a slot of theirs may change at any time.
+//! A landing lets in only jumps to its own address, so the slot that leads to it may change at any time.
 //!
 //! A slot of the searched table is two words, a key and where its block lies, and whoever looks takes no lock: it reads the key first and the
 //! other word after. Other vCPUs may look while a slot changes, so once a slot has been an address's, another address
-//! gets it only when no vCPU can still be between those two reads: the slot is emptied when its block is dropped, and is
-//! nobody's when each vCPU has been outside of all translated code since.
+//! gets it only when no vCPU can still be between those two reads. So a slot is emptied when its block is dropped, and
+//! given away when each vCPU has been outside of all translated code since.
 
 use super::{CodeMemory, Key, Variant};
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 use std::collections::VecDeque;
 use wedge_abi::{
-    AC_KEY, CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, LANDING_SLOTS, deep_slot, landing_slot,
+    CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, LANDING_SLOTS, deep_slot, kernel_key, landing_slot,
     versioned,
 };
 
@@ -88,7 +88,7 @@ pub(super) struct Shown {
 /// The key of a block in the searched table.
 fn searched_for((guest, variant): Key) -> u64 {
     match variant {
-        Variant::AC => guest.wrapping_add(AC_KEY),
+        Variant::AC => kernel_key(guest, true),
         _ => versioned(guest, variant.page().unwrap_or(0).into()),
     }
 }
@@ -113,12 +113,11 @@ impl Tables {
     /// Without a landing a jump searches. No slot must match address zero while it is empty: the first key of user code is one no
     /// address of that slot negates to, and for those of the searched table see [`empty_deep`].
     fn reset(&self, memory: &mut impl CodeMemory) {
-        match self.layout.landings {
-            Some(_) => {
-                (0..LANDING_SLOTS as u64).for_each(|slot| self.empty_landing(memory, slot * 8));
-            }
-            None if self.has_keyed() => memory.write_table(0, 1),
-            None => {}
+        if self.has_keyed() {
+            memory.write_table(0, 1);
+        }
+        if self.layout.landings.is_some() {
+            (0..LANDING_SLOTS as u64).for_each(|slot| self.empty_landing(memory, slot * 8));
         }
         for slot in deep_slots(0) {
             memory.write_table(deep_key(slot), empty_deep(slot));
@@ -137,12 +136,11 @@ impl Tables {
     /// Has the tables lead to a block.
     pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, shown: Shown) {
         let Shown { host, landing, crosses } = shown;
-        match (self.layout.landings, landing) {
-            (Some(_), Some(landing)) if key.1 != Variant::AC => {
-                memory.write_table(landing_at(key.0), landing);
-            }
-            _ if self.has_keyed() => write_keyed(memory, key.0, host),
-            _ => {}
+        if self.has_keyed() {
+            write_keyed(memory, key.0, host);
+        }
+        if let Some(landing) = landing {
+            memory.write_table(landing_at(key.0), landing);
         }
         if key.0 != 0 {
             let mark = if crosses && key.1.page().is_some() { CROSSES } else { 0 };
@@ -152,10 +150,11 @@ impl Tables {
 
     /// Has the tables not lead to a block any more, which has this landing.
     pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key, landing: Option<u64>) {
-        match (self.layout.landings, landing) {
-            (Some(_), Some(landing)) => self.hide_landing(memory, landing_at(key.0), landing),
-            _ if self.has_keyed() => empty_keyed(memory, key.0),
-            _ => {}
+        if self.has_keyed() {
+            empty_keyed(memory, key.0);
+        }
+        if let Some(landing) = landing {
+            self.hide_landing(memory, landing_at(key.0), landing);
         }
         if let Some(slot) = self.deep_slot_of(searched_for(key)) {
             memory.write_table(deep_key(slot), empty_deep(slot));
@@ -266,7 +265,7 @@ impl Shared {
     }
 }
 
-/// Has the table of user code that has keys lead to a block.
+/// Enters the block at a GVA into the table with keys, which only user code has.
 fn write_keyed(memory: &mut impl CodeMemory, guest: u64, host: u64) {
     let (key, value) = stubs::table_slot(guest);
     memory.write_table(value as u64, host);

@@ -16,10 +16,12 @@ const WORD: Register = Register::RCX;
 
 impl Emitter<'_> {
     /// Emits the landing, if there are landings. Only addresses in the last 2 GiB have some: the kernel's text and its modules.
+    /// Jumps within STAC..CLAC search, so blocks for RFLAGS.AC set have none.
     /// Before the target is known to be the block's GVA, bytes belong to no guest instruction: the jump has not ended.
     pub fn landing(&mut self) {
         let negated = i32::try_from(self.request.guest.wrapping_neg());
-        let (Some(_), Ok(negated @ 1..)) = (self.layout.landings, negated) else { return };
+        let landings = self.layout.landings.filter(|_| !self.ac);
+        let (Some(_), Ok(negated @ 1..)) = (landings, negated) else { return };
         self.asm.lea(WORD, plus(TARGET, negated.into()));
         let here = self.asm.jrcxz();
         self.asm.jmp(self.stubs.astray);

@@ -31,7 +31,7 @@ pub(super) const LAYOUT: Layout = Layout {
 };
 /// The same for a program's code.
 pub(super) const OF_USER: Layout = Layout { level: Level::User, bias: 0, landings: None, ..LAYOUT };
-/// The table of landings, with which the tables begin.
+/// HVA of the table of landings: the start of the jump tables, mapped once more within 2 GiB of the bias.
 pub(super) const LANDINGS: u64 = BIAS + 0x7ff0_0000;
 /// The parent's writable view of cache and tables.
 pub(super) const VIEW: u64 = 0x2200_0000_0000;

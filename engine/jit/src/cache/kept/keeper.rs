@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Layout,
-    cache::{ALIGNMENT, Cache, CodeMemory, How, Key, Refused, block_records::Number, distance},
+    cache::{Cache, CodeMemory, How, Key, Refused, block_records::Number, distance},
     stubs,
 };
 use rustc_hash::FxHashMap;
@@ -24,25 +24,25 @@ pub struct Keeper {
 }
 
 /// Code as it is written to a cache.
-#[derive(Default)]
 struct Collected {
     /// From the beginning of the cache on.
     code: Vec<u8>,
     /// The stubs at the cache's end, from the end downwards.
     stubs: Vec<Vec<u8>>,
+    /// Offset in the cache of the last of these; the next one ends there.
+    first_stub: usize,
 }
 
 impl CodeMemory for Collected {
     fn write_code(&mut self, offset: u64, bytes: &[u8]) {
         let offset = offset as usize;
-        // Blocks come one behind the other, or nearly so. What comes elsewhere are stubs.
-        let next = self.code.len().next_multiple_of(ALIGNMENT as usize);
-        if offset <= next + ALIGNMENT as usize {
-            let end = (offset + bytes.len()).max(self.code.len());
-            self.code.resize(end, 0);
-            self.code[offset..offset + bytes.len()].copy_from_slice(bytes);
-        } else {
+        let end = offset + bytes.len();
+        if end == self.first_stub {
             self.stubs.push(bytes.to_vec());
+            self.first_stub = offset;
+        } else {
+            self.code.resize(end.max(self.code.len()), 0);
+            self.code[offset..end].copy_from_slice(bytes);
         }
     }
     /// The code must be closed on every host, whether this one has keys or not. Stubs end with whole instructions of ours, so that only what lies within can open keys.
@@ -60,7 +60,8 @@ impl Keeper {
     /// No blocks yet, for caches of this layout.
     #[must_use]
     pub fn new(layout: Layout) -> Self {
-        let mut memory = Collected::default();
+        let first_stub = layout.cache_len as usize;
+        let mut memory = Collected { code: Vec::new(), stubs: Vec::new(), first_stub };
         let cache = Cache::new(layout, &mut memory);
         let (groups, newest, ends, bytes) = Default::default();
         Self { cache, memory, groups, newest, ends, bytes }
