@@ -236,22 +236,25 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_removed() {
-        let folder = tempfile::tempdir().expect("there is room");
-        let path = folder.path().join(name(KERNEL, false).expect("a build"));
-        write(&File::create(&path).expect("made"), &[1, 2, 3]).expect("there is room");
-        let known = || KernelBlocks::in_folder(folder.path(), KERNEL, false).expect("it is there");
-        drop(known());
-        assert!(path.exists());
-        let mut bad = fs::read(&path).expect("read");
-        bad[HEAD] ^= 1;
-        fs::write(&path, &bad).expect("written");
-        let begun = known();
+        // A folder each: the file is read later, by a thread of its own.
+        let [good, damaged] = [false, true].map(|damage| {
+            let folder = tempfile::tempdir().expect("there is room");
+            let path = folder.path().join(name(KERNEL, false).expect("a build"));
+            write(&File::create(&path).expect("made"), &[1, 2, 3]).expect("there is room");
+            if damage {
+                let mut bytes = fs::read(&path).expect("read");
+                bytes[HEAD] ^= 1;
+                fs::write(&path, &bytes).expect("written");
+            }
+            let known = KernelBlocks::in_folder(folder.path(), KERNEL, false).expect("it is there");
+            (folder, path, known)
+        });
         let patience = std::time::Instant::now();
-        while path.exists() {
+        while damaged.1.exists() {
             assert!(patience.elapsed() < PATIENCE, "it is still there");
             std::thread::yield_now();
         }
-        drop(begun);
+        assert!(good.1.exists());
     }
 
     #[test]

@@ -309,11 +309,10 @@ fn killed(script: &str, choose: impl Fn(&str) -> bool) -> Result<(Option<i32>, S
     Ok((child.wait()?.code(), said))
 }
 
-/// As by the host's kernel when memory is short.
+/// As by the host's kernel when memory is short. Wedges have no command line: they unmapped the page that it was on.
 #[test]
 fn a_wedge_that_was_killed_is_told_of() -> Result<()> {
-    let (code, said) =
-        killed("echo ready; while :; do :; done", |words| !words.contains("device"))?;
+    let (code, said) = killed("echo ready; while :; do :; done", str::is_empty)?;
     ensure!(code == Some(125), "{code:?}: {said}");
     ensure!(said.contains("was killed by signal 9") && said.contains("--memory"), "{said}");
     ensure!(said.lines().count() == 1, "{said}");
