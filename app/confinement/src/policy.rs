@@ -131,6 +131,9 @@ const RULES: &[Rule] = &[
     (FCNTL, &[is(1, libc::F_SETFL), without(2, libc::O_ASYNC)]),
     (FCNTL, &[is(1, libc::F_ADD_SEALS)]),
     (FCNTL, &[is(1, libc::F_GET_SEALS)]),
+    // Turns with other machines.
+    (FCNTL, &[is(1, libc::F_OFD_SETLK)]),
+    (FCNTL, &[is(1, libc::F_OFD_SETLKW)]),
     // The terminal: its settings, its size, who has it. Nothing is typed into it (TIOCSTI).
     (IOCTL, &[is(1, libc::TCGETS as i32)]),
     (IOCTL, &[is(1, libc::TCGETS2 as i32)]),

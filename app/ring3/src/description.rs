@@ -305,6 +305,7 @@ mod tests {
             translations: Translations::Shared,
             computed_jumps: ComputedJumps::Land,
             known_blocks: crate::values::KnownBlocksChoice::Keep,
+            crowded: crate::values::Crowded::Free,
             most_mappings: None,
             guest_isolation: None,
             paravirt: crate::values::ParavirtChoice(None),

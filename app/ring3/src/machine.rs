@@ -2,15 +2,17 @@
 
 use std::{
     io::Write,
+    path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
+use host::Locks;
+use host_linux::{LinuxClock, LinuxEntropy, LockFile, cpu, limits};
 use vmm::{Attachment, Host, KnownBlocks, RunningMachine};
 
-use crate::{control, failure::Failure, output};
+use crate::{control, failure::Failure, output, values::Crowded};
 
 /// How long a stopped machine may take to come to rest before we leave anyway.
 pub const PATIENCE: Duration = Duration::from_secs(2);
@@ -63,10 +65,19 @@ pub fn host(
     console: Box<dyn Write + Send>,
     attachments: Vec<Attachment>,
     known_blocks: Arc<KnownBlocks>,
+    turns: Vec<Box<dyn Locks>>,
 ) -> Host {
     let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
     let (messages, on_panic) = (None, None);
-    Host { clock, entropy, cpuid, console, attachments, messages, known_blocks, on_panic }
+    Host { clock, entropy, cpuid, console, attachments, messages, known_blocks, turns, on_panic }
+}
+
+/// The locks by which so many vCPUs take turns with those of other machines. A machine that can have none goes without.
+pub fn turns(crowded: Crowded, vcpus: u32) -> Vec<Box<dyn Locks>> {
+    let path = control::folder().ok().filter(|_| crowded == Crowded::Turns);
+    let path = path.map(|folder| folder.join("host-cpus"));
+    let lock = |path: &PathBuf| Some(Box::new(LockFile::open(path).ok()?) as Box<dyn Locks>);
+    path.map_or_else(Vec::new, |path| (0..vcpus).map_while(|_| lock(&path)).collect())
 }
 
 /// The host's CPUID in the model's terms.

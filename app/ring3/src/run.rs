@@ -125,7 +125,9 @@ fn make(
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
     let blocks = arguments.engine.known_blocks.of(&description.kernel, description.cpus);
     let console = Box::new(screen.clone());
-    let mut host = machine::host(machine::ready(clock), console, attachments, blocks.blocks());
+    let (known, turns) =
+        (blocks.blocks(), machine::turns(arguments.engine.crowded, description.cpus));
+    let mut host = machine::host(machine::ready(clock), console, attachments, known, turns);
     if arguments.panic.on_panic != OnPanic::Ignore {
         host.on_panic = Some(Box::new(on_panic::teller(sender.clone(), Event::Panicked)));
     }

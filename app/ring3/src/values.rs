@@ -151,6 +151,11 @@ pub struct EngineArguments {
     /// For comparison.
     #[arg(long, value_enum, default_value_t = KnownBlocksChoice::Keep, hide_short_help = true)]
     pub known_blocks: KnownBlocksChoice,
+    /// How machines of one user share a host CPU that several of them want
+    ///
+    /// For comparison. With as many virtual CPUs as the host has, or fewer.
+    #[arg(long, value_enum, default_value_t = Crowded::Turns, hide_short_help = true)]
+    pub crowded: Crowded,
     /// What keeps the guest's programs from its kernel's memory
     ///
     /// For the fast engine; the host is closed to both in any case. Without this option it is keys where the host has them; elsewhere
@@ -305,6 +310,15 @@ impl KnownBlocksChoice {
     pub fn of(self, kernel: &[u8], vcpus: u32) -> KernelBlocks {
         if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel, vcpus) }
     }
+}
+
+/// How machines share a host CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Crowded {
+    /// By turns of some milliseconds, which they agree on
+    Turns,
+    /// As the host's scheduler has it
+    Free,
 }
 
 /// The most virtual CPUs that a command's machine has where no option says how many.

@@ -66,6 +66,8 @@ pub(crate) struct VcpuParts {
     pub(crate) requests: Arc<VcpuRequests>,
     /// Set if vCPUs outnumber the host's CPUs.
     pub(crate) permit: Option<CpuPermit>,
+    /// The locks by which it takes turns with other machines.
+    pub(crate) turns: Option<Box<dyn host::Locks>>,
 }
 
 impl Machine {
@@ -103,7 +105,10 @@ impl Machine {
             DeviceBackends { entropy, on_panic: host.on_panic, attachments: host.attachments };
         let AddedDevices { logged, releases } = add_devices(&pci, &ram, backends)?;
         let make = VcpuMaker::new(description, boots, &ram, &requests, kvm_clock, &events);
-        let vcpus = make.all(std::mem::take(&mut platform.cpus));
+        let mut vcpus = make.all(std::mem::take(&mut platform.cpus));
+        for (vcpu, locks) in vcpus.iter_mut().zip(host.turns) {
+            vcpu.turns = Some(locks);
+        }
         let cpuid = cpuid_settings(description, host.clock.tsc_hz(), make.paravirt);
         let parts = MachineParts {
             ports,
@@ -247,6 +252,7 @@ impl<'a> VcpuMaker<'a> {
             interrupts,
             apic: Arc::new(apic),
             permit,
+            turns: None,
             requests: Arc::clone(requests),
         }
     }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Control, Engine, Failure, Interpreter, RunCommand, Statistics, VcpuLoop};
+use engine::{Control, Engine, Failure, HostTurn, Interpreter, RunCommand, Statistics, VcpuLoop};
 use fast::{Fast, LockStep, Modes, Placement, User};
 use ram::Ram;
 use x86_interp::System;
@@ -59,6 +59,7 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
+        cpus: host::current().allowed(),
         guest: fast::Machine::with(count, known_blocks, &engine.fast),
         vcpus: count,
         control: control.clone(),
@@ -109,6 +110,8 @@ struct Vm {
     /// The engine, once the first thread has settled on one.
     choice: OnceLock<Result<EngineKind, String>>,
     placement: Placement,
+    /// The host's numbers of the CPUs that the machine may use. A vCPU's thread keeps to one of them.
+    cpus: Vec<usize>,
     /// What the vCPUs of the fast engine share.
     guest: Arc<fast::Machine>,
     vcpus: usize,
@@ -132,9 +135,11 @@ impl Vm {
 
     /// Drives a vCPU to its end, which is the machine's.
     fn run(&self, vcpu: VcpuParts, engine: Box<dyn Engine>) {
-        let VcpuParts { apic, requests, permit, .. } = vcpu;
+        let VcpuParts { apic, requests, permit, turns, .. } = vcpu;
+        let turn = turns.map(|locks| HostTurn::new(locks, self.cpus.clone()));
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
-        let mut vcpu = VcpuLoop::new(engine, apic, requests, control, clock).among(permit);
+        let vcpu = VcpuLoop::new(engine, apic, requests, control, clock);
+        let mut vcpu = vcpu.among(permit).taking_turns(turn);
         let ended = vcpu.run();
         // All vCPUs end when the guest asks for its end: the one that tells of it is the one that looks for what was asked.
         let tell = self.take_on_end().map(|on_end| (on_end, self.verdict(ended)));

@@ -12,6 +12,7 @@
 
 mod board;
 mod cpu_pool;
+mod host_turn;
 mod interpreter;
 mod log;
 mod report;
@@ -30,6 +31,7 @@ mod sync {
 pub use board::{Board, BoardParts, LocalApic};
 pub use contract::{Counters, Engine, Exit, Failure, Probes, Reached, Watch, Whose, pending};
 pub use cpu_pool::{CpuPermit, CpuPool};
+pub use host_turn::HostTurn;
 pub use interpreter::Interpreter;
 pub use log::{Event, EventLog};
 pub use report::{Report, Statistics};

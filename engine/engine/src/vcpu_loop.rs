@@ -6,8 +6,8 @@ use contract::{Failure, VcpuEvent, Whose, pending};
 use host::Clock;
 
 use crate::{
-    Control, CpuPermit, Engine, Event, EventLog, Exit, LocalApic, Report, RunCommand, Statistics,
-    VcpuRequests,
+    Control, CpuPermit, Engine, Event, EventLog, Exit, HostTurn, LocalApic, Report, RunCommand,
+    Statistics, VcpuRequests,
     vcpu_work::{ProbeHandlers, VcpuAccess},
 };
 
@@ -39,6 +39,8 @@ pub struct VcpuLoop<E> {
     handlers: ProbeHandlers,
     /// Where vCPUs outnumber the host's CPUs.
     permit: Option<CpuPermit>,
+    /// Where it takes turns with other machines.
+    turn: Option<HostTurn>,
 }
 
 impl<E: Engine> VcpuLoop<E> {
@@ -52,13 +54,20 @@ impl<E: Engine> VcpuLoop<E> {
     ) -> Self {
         let (statistics, handlers) = Default::default();
         let log = EventLog::new(LOG);
-        let permit = None;
-        Self { engine, apic, requests, control, clock, statistics, log, handlers, permit }
+        let (permit, turn) = (None, None);
+        Self { engine, apic, requests, control, clock, statistics, log, handlers, permit, turn }
     }
 
     /// The vCPU runs only while it has its permit.
     pub fn among(mut self, permit: Option<CpuPermit>) -> Self {
         self.permit = permit;
+        self
+    }
+
+    /// The vCPU takes turns with those of other machines. One that runs only while it has a permit does not: others of its
+    /// own machine may wait for that.
+    pub fn taking_turns(mut self, turn: Option<HostTurn>) -> Self {
+        self.turn = turn.filter(|_| self.permit.is_none());
         self
     }
 
@@ -79,6 +88,7 @@ impl<E: Engine> VcpuLoop<E> {
             if self.permit.as_ref().is_some_and(CpuPermit::is_asked) {
                 self.give_way();
             }
+            self.take_turns();
             self.run_work();
             match self.control.current() {
                 RunCommand::Stop => return Ended::Stopped,
@@ -151,9 +161,27 @@ impl<E: Engine> VcpuLoop<E> {
         self.begin(false);
     }
 
-    /// The vCPU runs nothing from now on.
-    fn cease(&self) {
+    /// Takes a turn if it is time to, or lets another machine have its own and waits for the next.
+    fn take_turns(&mut self) {
+        let (Some(turn), Some(at)) = (&mut self.turn, self.engine.cpu()) else { return };
+        if !turn.is_due(at) {
+            return;
+        }
+        turn.release();
+        if let Some(cpu) = turn.try_take(at) {
+            return self.engine.move_to(cpu);
+        }
+        // The other vCPUs need not wait for this one meanwhile.
         self.engine.ram().leave();
+        waiting(&*self.apic, &*self.clock, || turn.wait(at));
+        self.engine.move_to(at);
+        self.enter();
+    }
+
+    /// The vCPU runs nothing from now on.
+    fn cease(&mut self) {
+        self.engine.ram().leave();
+        self.turn.iter_mut().for_each(HostTurn::release);
         self.permit.iter().for_each(CpuPermit::release);
     }
 
@@ -161,9 +189,16 @@ impl<E: Engine> VcpuLoop<E> {
     fn begin(&mut self, urgent: bool) {
         if let Some(permit) = &self.permit {
             let cpu = permit.try_acquire();
-            let cpu = cpu.unwrap_or_else(|| wait(&*self.apic, permit, &*self.clock, urgent));
+            let acquire = || permit.acquire(urgent);
+            let cpu = cpu.unwrap_or_else(|| waiting(&*self.apic, &*self.clock, acquire));
             self.engine.settle_on(cpu);
         }
+        self.turn.iter_mut().for_each(HostTurn::begin);
+        self.enter();
+    }
+
+    /// What the guest's other vCPUs want from now on they tell this one.
+    fn enter(&mut self) {
         if self.apic.set_running() {
             self.engine.flush();
         }
@@ -217,13 +252,13 @@ impl<E: Engine> VcpuLoop<E> {
     }
 }
 
-/// Waits for a permit: which CPU it is. Whoever would have this vCPU flush its TLB can leave a note meanwhile.
-fn wait(apic: &dyn LocalApic, permit: &CpuPermit, clock: &dyn Clock, urgent: bool) -> usize {
+/// Waits for a CPU. Whoever would have this vCPU flush its TLB can leave a note meanwhile.
+fn waiting<T>(apic: &dyn LocalApic, clock: &dyn Clock, acquire: impl FnOnce() -> T) -> T {
     apic.set_preempted();
     let started = clock.monotonic_ns();
-    let cpu = permit.acquire(urgent);
+    let acquired = acquire();
     apic.note_stolen(clock.monotonic_ns().saturating_sub(started));
-    cpu
+    acquired
 }
 
 #[cfg(test)]

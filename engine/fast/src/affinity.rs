@@ -21,6 +21,9 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// The share of it, in percent, that is too much.
 const TOO_MUCH: u64 = 15;
 
+/// How long a vCPU stays at least where it was told to go.
+const STAY: Duration = Duration::from_millis(500);
+
 /// Where the vCPUs of a machine are that run: how many on each of the host's CPUs.
 #[derive(Clone, Debug)]
 pub struct Placement(Arc<Cpus>);
@@ -98,6 +101,8 @@ pub struct Affinity {
     runs: bool,
     /// Somebody else says where it runs.
     led: bool,
+    /// Until then it stays where it was told to go.
+    stays: Instant,
 }
 
 impl Affinity {
@@ -109,10 +114,11 @@ impl Affinity {
         let here = || cpus.iter().position(|cpu| *cpu == now).unwrap_or(0);
         let placed = placement.0.placed.fetch_add(1, Ordering::Relaxed);
         let at = (placement.0.first.get_or_init(here) + placed) % cpus.len().max(1);
-        let (placement, looked) = (placement.clone(), Instant::now());
+        let (placement, looked, stays) = (placement.clone(), Instant::now(), Instant::now());
         let delays = host::current().delays();
         let waited_ns = delays.waited_ns();
-        let affinity = Self { placement, at, looked, waited_ns, delays, runs: false, led: false };
+        let affinity =
+            Self { placement, at, looked, waited_ns, delays, runs: false, led: false, stays };
         affinity.settle(&[]);
         affinity
     }
@@ -148,14 +154,35 @@ impl Affinity {
         let waited = self.delays.waited_ns();
         let share = waited.saturating_sub(self.waited_ns) * 100 / elapsed.as_nanos().max(1) as u64;
         if share > TOO_MUCH
+            && Instant::now() >= self.stays
             && let Some(to) = self.placement.better(self.at)
         {
-            self.placement.end(self.at);
-            self.placement.begin(to);
-            self.at = to;
-            self.settle(&wedges());
+            self.go_to(to, wedges);
         }
         (self.looked, self.waited_ns) = (Instant::now(), waited);
+    }
+
+    /// Index of the CPU that it is on.
+    pub fn cpu(&self) -> usize {
+        self.at
+    }
+
+    /// Goes to the CPU at an index, and stays for a while: others go by that.
+    pub fn move_to(&mut self, to: usize, wedges: impl FnOnce() -> Vec<i32>) {
+        self.stays = Instant::now() + STAY;
+        self.go_to(to, wedges);
+    }
+
+    fn go_to(&mut self, to: usize, wedges: impl FnOnce() -> Vec<i32>) {
+        if to == self.at {
+            return;
+        }
+        if self.runs {
+            self.placement.end(self.at);
+            self.placement.begin(to);
+        }
+        self.at = to;
+        self.settle(&wedges());
     }
 
     /// From now on it runs on the CPU at an index, and where it is told to later.

@@ -542,6 +542,12 @@ impl Engine for Fast {
     fn settle_on(&mut self, cpu: usize) {
         self.affinity.settle_on(cpu, || self.slots.processes());
     }
+    fn move_to(&mut self, cpu: usize) {
+        self.affinity.move_to(cpu, || self.slots.processes());
+    }
+    fn cpu(&self) -> Option<usize> {
+        Some(self.affinity.cpu())
+    }
     fn vcpu(&self) -> &Vcpu {
         &self.cpu.vcpu
     }

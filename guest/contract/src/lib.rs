@@ -163,6 +163,14 @@ pub trait Engine {
     fn settle_on(&mut self, cpu: usize) {
         let _ = cpu;
     }
+    /// The vCPU goes to this one of the host's CPUs, and from there wherever it likes.
+    fn move_to(&mut self, cpu: usize) {
+        let _ = cpu;
+    }
+    /// The place of the host's CPU that the vCPU keeps to, if it does.
+    fn cpu(&self) -> Option<usize> {
+        None
+    }
     /// The architectural state, complete and exact whenever [`Engine::run`] is not running.
     fn vcpu(&self) -> &Vcpu;
     /// What has been done so far.
@@ -223,6 +231,12 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn settle_on(&mut self, cpu: usize) {
         (**self).settle_on(cpu);
+    }
+    fn move_to(&mut self, cpu: usize) {
+        (**self).move_to(cpu);
+    }
+    fn cpu(&self) -> Option<usize> {
+        (**self).cpu()
     }
     fn vcpu(&self) -> &Vcpu {
         (**self).vcpu()

@@ -8,11 +8,13 @@
 //! program ([`choose!`]). Libraries ask [`current`]. What a program may want of its own, a clock that fails on
 //! purpose, say, is passed to whoever uses it as a trait object.
 
+mod locks;
 mod memory;
 mod process;
 mod processor;
 mod time;
 
+pub use locks::Locks;
 pub use memory::{Access, Mapping, Memory, MemoryObject, Piece, Seal};
 pub use process::{Body, Child, End, Part, Processes, Supervision};
 pub use processor::{Delays, Facts, Processors};

@@ -69,6 +69,7 @@ fn host() -> Host {
         attachments: Vec::new(),
         messages: None,
         known_blocks: Arc::default(),
+        turns: Vec::new(),
         on_panic: None,
     }
 }

@@ -139,7 +139,7 @@ enum Reply {
 }
 
 /// The user's folder of sockets: made if need be, and nobody else's.
-fn folder() -> io::Result<PathBuf> {
+pub fn folder() -> io::Result<PathBuf> {
     let uid = host_linux::user::current().0;
     let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let path = match runtime {

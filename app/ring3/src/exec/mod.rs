@@ -165,7 +165,8 @@ fn make(
     let clock = machine::ready(clock);
     let blocks = arguments.engine.known_blocks.of(&made.description.kernel, made.description.cpus);
     let (console, known) = (Box::new(tail.clone()), blocks.blocks());
-    let host_parts = machine::host(clock.clone(), console, attachments, known);
+    let turns = machine::turns(arguments.engine.crowded, made.description.cpus);
+    let host_parts = machine::host(clock.clone(), console, attachments, known, turns);
     let machine = Machine::build(&made.description, host_parts)?;
     let told = streams.on_terminal.then(|| isolation::line(&made.description.engine)).flatten();
     Ok(Ready { machine, blocks, connections: ours, tail, clock, told })
