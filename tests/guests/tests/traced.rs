@@ -326,6 +326,26 @@ for i in 1 2 3 4; do ls -R /usr/share/doc 2> /dev/null | head -500 > /dev/null; 
 echo 0 > tracing_on
 for event in sched_switch local_timer_entry irq_handler_entry; do grep -c $event: trace; done";
 
+/// A write to `tracing_on`, or a switch or an interrupt: on which vCPU, when it was recorded, and until when it took.
+#[derive(Clone, Copy)]
+struct Recorded {
+    vcpu: u64,
+    ns: u64,
+    until: u64,
+}
+
+/// Whether ftrace has counted what was recorded for certain, and whether it may have. On the vCPU that wrote, all has an
+/// order. Another one may have been kept waiting between our record and ftrace's, which is after the record before ours and
+/// before the record after it.
+fn counts([on, off]: [Recorded; 2], [before, it, after]: [Recorded; 3]) -> [bool; 2] {
+    let [soonest, latest] = [on, off]
+        .map(|write| write.vcpu == it.vcpu)
+        .map(|ordered| if ordered { (it.ns, it.ns) } else { (before.ns, after.ns) });
+    let surely = soonest.0 >= on.until && latest.1 < off.ns;
+    let perhaps = soonest.1 >= on.ns && latest.0 < off.until;
+    [surely, perhaps]
+}
+
 /// ftrace's counts; and a trace's, while ftrace counted for certain and while it may have.
 fn counted(kernel: &str) -> Result<[[u64; 3]; 3]> {
     let folder = TempDir::new()?;
@@ -344,21 +364,27 @@ fn counted(kernel: &str) -> Result<[[u64; 3]; 3]> {
     for line in fs::read_to_string(output)?.lines() {
         let event: serde_json::Value = serde_json::from_str(line)?;
         let number = |key: &str| event[key].as_u64().unwrap_or_default();
+        let (vcpu, ns) = (number("vcpu"), number("ns"));
+        let recorded = Recorded { vcpu, ns, until: ns + number("took") };
         match (event["kind"].as_str(), event["name"].as_str()) {
-            (Some("return"), _) => writes.push((number("ns"), number("ns") + number("took"))),
-            (Some("switch"), _) => events.push((number("ns"), 0)),
-            (_, Some("apic_timer_interrupt")) => events.push((number("ns"), 1)),
-            (_, Some("device")) => events.push((number("ns"), 2)),
+            (Some("return"), _) => writes.push(recorded),
+            (Some("switch"), _) => events.push((recorded, 0)),
+            (_, Some("apic_timer_interrupt")) => events.push((recorded, 1)),
+            (_, Some("device")) => events.push((recorded, 2)),
             _ => {}
         }
     }
     // The first write says that nothing is counted yet. Something may happen while the others are under way.
-    let [_, (begins, began), (ends, ended)] = writes[..] else { bail!("{} writes", writes.len()) };
-    let count = |from: u64, to: u64, which: usize| {
-        events.iter().filter(|(ns, what)| (from..to).contains(ns) && *what == which).count() as u64
-    };
-    let surely = [0, 1, 2].map(|which| count(began, ends, which));
-    Ok([inside, surely, [0, 1, 2].map(|which| count(begins, ended, which))])
+    let [_, on, off] = writes[..] else { bail!("{} writes", writes.len()) };
+    let mut counted = [[0; 3]; 2];
+    for vcpu in 0..=events.iter().map(|(event, _)| event.vcpu).max().unwrap_or_default() {
+        let own: Vec<_> = events.iter().filter(|(event, _)| event.vcpu == vcpu).collect();
+        for near in own.windows(3) {
+            let these = counts([on, off], [near[0].0, near[1].0, near[2].0]);
+            counted.iter_mut().zip(these).for_each(|(all, one)| all[near[1].1] += u64::from(one));
+        }
+    }
+    Ok([inside, counted[0], counted[1]])
 }
 
 #[test]
