@@ -62,6 +62,8 @@ enum Wish {
     Turn(usize),
     /// It has the turn.
     Granted,
+    /// It has given up, and the thread that waits for it has not.
+    GivenUp,
     /// The vCPU has ended.
     Over,
 }
@@ -88,7 +90,7 @@ impl HostTurn {
     /// The vCPU runs on the CPU with this index, and has to take a turn now, or to let another machine have its own.
     pub fn is_due(&mut self, at: usize) -> bool {
         let now = Instant::now();
-        let Some(held) = self.held else { return now >= self.due };
+        let Some(held) = self.held else { return now >= self.due && !self.queue.is_given_up() };
         if held.at != at {
             self.release();
             self.begin();
@@ -158,8 +160,11 @@ impl Queue {
         if *wish == Wish::Turn(at) {
             *wish = Wish::Granted;
             self.changed.notify_all();
-        } else {
-            self.locks.unlock(self.turn(at));
+            return true;
+        }
+        self.locks.unlock(self.turn(at));
+        if *wish == Wish::GivenUp {
+            *wish = Wish::Nothing;
         }
         true
     }
@@ -178,7 +183,15 @@ impl Queue {
         let waits = |wish: &mut Wish| *wish != Wish::Granted;
         let waited = self.changed.wait_timeout_while(self.wish(), LONGEST, waits);
         let mut wish = waited.unwrap_or_else(PoisonError::into_inner).0;
-        std::mem::replace(&mut *wish, Wish::Nothing) == Wish::Granted
+        let granted = *wish == Wish::Granted;
+        *wish = if granted { Wish::Nothing } else { Wish::GivenUp };
+        granted
+    }
+
+    /// The thread still waits for what the vCPU does not want any more. Both are one holder of locks, so the vCPU must take
+    /// none now.
+    fn is_given_up(&self) -> bool {
+        *self.wish() == Wish::GivenUp
     }
 
     fn set(&self, wish: Wish) {
@@ -260,8 +273,9 @@ mod tests {
 
     #[test]
     fn a_turn_is_taken_after_a_while_and_given_away_when_the_share_is_over() {
+        let begun = Instant::now();
         let [mut first, mut second] = vcpus(&[5]);
-        assert!(!first.is_due(0), "it has begun just now");
+        assert!(first.due >= begun + CREDIT);
         thread::sleep(CREDIT);
         assert!(first.is_due(0));
         assert_eq!(first.try_take(0), Some(0));
@@ -302,13 +316,15 @@ mod tests {
         let started = Instant::now();
         second.wait(0);
         assert!(started.elapsed() >= LONGEST && second.held.is_none());
-        thread::sleep(2 * CREDIT);
         assert!(!second.is_due(0), "it goes on without a turn");
+        second.due = Instant::now();
+        assert!(!second.is_due(0), "its thread waits");
         first.release();
-        // What has waited for it gives it back.
+        // The thread gives the turn back.
         while first.try_take(0).is_none() {
             thread::yield_now();
         }
+        assert!(second.is_due(0));
     }
 
     #[test]

@@ -10,6 +10,9 @@ use std::{
     path::Path,
 };
 
+/// The number of a lock that nobody takes.
+const PROBE: usize = i64::MAX as usize;
+
 /// A file with a lock for each of its bytes, which need not be there. Whoever opens it is another holder (fcntl(2), "open file
 /// description locks").
 #[derive(Debug)]
@@ -19,12 +22,18 @@ impl LockFile {
     /// Opens the file, and makes it if it is not there.
     ///
     /// # Errors
-    /// The host does not let it be opened.
+    /// The host does not let it be opened, or has no such locks.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         options.custom_flags(libc::O_NOFOLLOW);
-        Ok(Self(options.open(path)?))
+        let file = Self(options.open(path)?);
+        // A lock that all may have at once.
+        if file.set(libc::F_OFD_SETLK, PROBE, libc::F_RDLCK) {
+            file.set(libc::F_OFD_SETLK, PROBE, libc::F_UNLCK);
+            return Ok(file);
+        }
+        Err(io::Error::last_os_error())
     }
 
     fn set(&self, command: i32, number: usize, kind: i32) -> bool {
