@@ -21,10 +21,11 @@ use host::Locks;
 const SHARE: Duration = Duration::from_millis(4);
 /// How long a vCPU that has halted runs before it takes a turn. Whoever only answers is done by then.
 const CREDIT: Duration = Duration::from_millis(1);
-/// How long a vCPU waits for its turn, if another machine does not give it away.
-const LONGEST: Duration = Duration::from_millis(400);
-/// How long the vCPU then runs without one.
-const ALONE: Duration = Duration::from_secs(10);
+/// How long a vCPU waits for its turn, if another machine does not give it away. The host keeps no order among those who wait, so
+/// this is many times what a turn takes to come round.
+const LONGEST: Duration = Duration::from_secs(1);
+/// How long the vCPU then runs without one: the first time, and if it never gets one. Each time is twice as long as the last.
+const ALONE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(64)];
 
 /// A vCPU's turns.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct HostTurn {
     held: Option<Held>,
     /// When the vCPU, which has no turn, is to take one.
     due: Instant,
+    /// How long the vCPU runs without a turn if it does not get the next one.
+    alone: Duration,
     /// The thread that waits has been started.
     has_thread: bool,
 }
@@ -72,7 +75,13 @@ impl HostTurn {
     /// The turns of a vCPU of a machine that may use these CPUs of the host.
     pub fn new(locks: Box<dyn Locks>, cpus: Vec<usize>) -> Self {
         let queue = Queue { locks, cpus, wish: Mutex::new(Wish::Nothing), changed: Condvar::new() };
-        Self { queue: Arc::new(queue), held: None, due: Instant::now() + CREDIT, has_thread: false }
+        Self {
+            queue: Arc::new(queue),
+            held: None,
+            due: Instant::now() + CREDIT,
+            alone: ALONE[0],
+            has_thread: false,
+        }
     }
 
     /// The vCPU begins to run.
@@ -115,8 +124,10 @@ impl HostTurn {
     pub fn wait(&mut self, at: usize) {
         if self.is_granted(at) {
             self.hold(at);
+            self.alone = ALONE[0];
         } else {
-            self.due = Instant::now() + ALONE;
+            self.due = Instant::now() + self.alone;
+            self.alone = ALONE[1].min(self.alone * 2);
         }
     }
 
@@ -316,7 +327,8 @@ mod tests {
         let started = Instant::now();
         second.wait(0);
         assert!(started.elapsed() >= LONGEST && second.held.is_none());
-        assert!(!second.is_due(0), "it goes on without a turn");
+        assert!(second.due > Instant::now(), "it goes on without a turn");
+        assert_eq!(second.alone, 2 * ALONE[0]);
         second.due = Instant::now();
         assert!(!second.is_due(0), "its thread waits");
         first.release();
