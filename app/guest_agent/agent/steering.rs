@@ -2,8 +2,8 @@
 //!
 //! Linux 6.1 has the first CPU take all of a folder's interrupts. A program on another CPU then waits until the first CPU has been
 //! woken and has woken the program's CPU in turn, which takes ten times as long as the request. So where one CPU does most of the
-//! work, the interrupts are sent to that CPU. An interrupt that somebody else has sent elsewhere is left alone, but for the moment
-//! between our look where it goes and our write: the kernel has no way to do both at once.
+//! work, the interrupts are sent to that CPU. An interrupt that somebody else has sent elsewhere is left alone. But what somebody writes
+//! between the agent's read of an interrupt's file and its write is lost: the kernel cannot compare and write at once.
 
 use std::{fs, thread, time::Duration};
 

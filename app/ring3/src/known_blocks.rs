@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_damaged_file_is_removed() {
         // A folder each: the file is read later, by a thread of its own.
-        let [good, damaged] = [false, true].map(|damage| {
+        let files = [false, true].map(|damage| {
             let folder = tempfile::tempdir().expect("there is room");
             let path = folder.path().join(name(KERNEL, false).expect("a build"));
             write(&File::create(&path).expect("made"), &[1, 2, 3]).expect("there is room");
@@ -249,12 +249,13 @@ mod tests {
             let known = KernelBlocks::in_folder(folder.path(), KERNEL, false).expect("it is there");
             (folder, path, known)
         });
+        let [(_, good, _), (_, damaged, _)] = &files;
         let patience = std::time::Instant::now();
-        while damaged.1.exists() {
+        while damaged.exists() {
             assert!(patience.elapsed() < PATIENCE, "it is still there");
             std::thread::yield_now();
         }
-        assert!(good.1.exists());
+        assert!(good.exists());
     }
 
     #[test]

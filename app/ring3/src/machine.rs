@@ -72,7 +72,8 @@ pub fn host(
     Host { clock, entropy, cpuid, console, attachments, messages, known_blocks, turns, on_panic }
 }
 
-/// The locks by which so many vCPUs take turns with those of other machines. A machine that can have none goes without.
+/// For each of so many vCPUs the locks by which it takes turns with the vCPUs of other machines. Where no file of locks can be
+/// opened there are none.
 pub fn turns(crowded: Crowded, vcpus: u32) -> Vec<Box<dyn Locks>> {
     let path = control::folder().ok().filter(|_| crowded == Crowded::Turns);
     let path = path.map(|folder| folder.join("host-cpus"));

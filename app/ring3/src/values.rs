@@ -153,7 +153,7 @@ pub struct EngineArguments {
     pub known_blocks: KnownBlocksChoice,
     /// How machines of one user share a host CPU that several of them want
     ///
-    /// For comparison. With as many virtual CPUs as the host has, or fewer.
+    /// For comparison. A machine with more virtual CPUs than the host has CPUs takes no turns.
     #[arg(long, value_enum, default_value_t = Crowded::Turns, hide_short_help = true)]
     pub crowded: Crowded,
     /// What keeps the guest's programs from its kernel's memory
@@ -312,12 +312,12 @@ impl KnownBlocksChoice {
     }
 }
 
-/// How machines share a host CPU.
+/// How machines of one user share a host CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Crowded {
-    /// By turns of some milliseconds, which they agree on
+    /// They take turns of some milliseconds
     Turns,
-    /// As the host's scheduler has it
+    /// The host's scheduler decides
     Free,
 }
 

@@ -135,7 +135,7 @@ pub struct Host {
     pub messages: Option<MessageFilter>,
     /// Blocks of the kernel's code that are known, or are to be noted.
     pub known_blocks: Arc<KnownBlocks>,
-    /// For each vCPU the locks by which it takes turns with those of other machines; who has none takes none.
+    /// For each vCPU the locks by which it takes turns with the vCPUs of other machines. A vCPU without locks takes no turns.
     pub turns: Vec<Box<dyn host::Locks>>,
     /// Called when the guest's kernel says that it has crashed; without it there is no device for that.
     pub on_panic: Option<Box<dyn Fn() + Send>>,

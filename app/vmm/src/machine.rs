@@ -66,7 +66,7 @@ pub(crate) struct VcpuParts {
     pub(crate) requests: Arc<VcpuRequests>,
     /// Set if vCPUs outnumber the host's CPUs.
     pub(crate) permit: Option<CpuPermit>,
-    /// The locks by which it takes turns with other machines.
+    /// The locks by which the vCPU takes turns with the vCPUs of other machines; without locks it takes none.
     pub(crate) turns: Option<Box<dyn host::Locks>>,
 }
 
@@ -105,10 +105,7 @@ impl Machine {
             DeviceBackends { entropy, on_panic: host.on_panic, attachments: host.attachments };
         let AddedDevices { logged, releases } = add_devices(&pci, &ram, backends)?;
         let make = VcpuMaker::new(description, boots, &ram, &requests, kvm_clock, &events);
-        let mut vcpus = make.all(std::mem::take(&mut platform.cpus));
-        for (vcpu, locks) in vcpus.iter_mut().zip(host.turns) {
-            vcpu.turns = Some(locks);
-        }
+        let vcpus = make.all(std::mem::take(&mut platform.cpus), host.turns);
         let cpuid = cpuid_settings(description, host.clock.tsc_hz(), make.paravirt);
         let parts = MachineParts {
             ports,
@@ -226,10 +223,15 @@ impl<'a> VcpuMaker<'a> {
         Self { boots, ram, requests, kvm_clock, events, paravirt, pool, others }
     }
 
-    fn all(&self, cpus: Vec<CpuInterrupts>) -> Vec<VcpuParts> {
+    fn all(&self, cpus: Vec<CpuInterrupts>, turns: Vec<Box<dyn host::Locks>>) -> Vec<VcpuParts> {
         let handles = self.ram.for_vcpus(kickers(self.requests));
+        let mut turns = turns.into_iter();
         let own = handles.into_iter().zip(cpus).zip(self.requests.iter());
-        own.map(|((ram, interrupts), requests)| self.one(ram, interrupts, requests)).collect()
+        own.map(|((ram, interrupts), requests)| VcpuParts {
+            turns: turns.next(),
+            ..self.one(ram, interrupts, requests)
+        })
+        .collect()
     }
 
     fn one(&self, ram: Ram, interrupts: CpuInterrupts, requests: &Arc<VcpuRequests>) -> VcpuParts {

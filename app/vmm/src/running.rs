@@ -59,7 +59,6 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
-        cpus: host::current().allowed(),
         guest: fast::Machine::with(count, known_blocks, &engine.fast),
         vcpus: count,
         control: control.clone(),
@@ -110,8 +109,6 @@ struct Vm {
     /// The engine, once the first thread has settled on one.
     choice: OnceLock<Result<EngineKind, String>>,
     placement: Placement,
-    /// The host's numbers of the CPUs that the machine may use. A vCPU's thread keeps to one of them.
-    cpus: Vec<usize>,
     /// What the vCPUs of the fast engine share.
     guest: Arc<fast::Machine>,
     vcpus: usize,
@@ -136,7 +133,7 @@ impl Vm {
     /// Drives a vCPU to its end, which is the machine's.
     fn run(&self, vcpu: VcpuParts, engine: Box<dyn Engine>) {
         let VcpuParts { apic, requests, permit, turns, .. } = vcpu;
-        let turn = turns.map(|locks| HostTurn::new(locks, self.cpus.clone()));
+        let turn = turns.map(|locks| HostTurn::new(locks, self.placement.cpus()));
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
         let vcpu = VcpuLoop::new(engine, apic, requests, control, clock);
         let mut vcpu = vcpu.among(permit).taking_turns(turn);

@@ -1,12 +1,13 @@
 //! Machines that share a host CPU take turns on it.
 //!
-//! A vCPU hands over between processes all the time: monitor, wedge, wedge. With each the host's scheduler is free to
-//! run somebody else first, and where several machines want a CPU it does: each gets the CPU for some 50 us, again and
-//! again, and finds its caches cold. So machines agree on longer turns. The turn on a CPU is a lock that all machines of
-//! the user know ([`host::Locks`]). A vCPU takes it once it has run for a while, keeps it for its share, and gives it
-//! to the next one if there is one. If the turn of another CPU is free, the vCPU moves there.
+//! The processes of a vCPU hand over to each other all the time. At each hand-over the host's scheduler is free to run
+//! another machine first. Where several machines want a CPU, the scheduler does so: each machine gets the CPU for some
+//! 50 us at a time, and finds its caches cold. So machines agree on longer turns. The turn on a CPU is a lock that all
+//! machines of the user know ([`host::Locks`]). A vCPU takes the turn once it has run for [`CREDIT`]. After [`SHARE`] the
+//! vCPU gives the turn away if another one waits. A vCPU that would have to wait moves to a CPU whose turn is free.
 //!
-//! Nobody depends on the others: a vCPU that cannot get a turn for long runs without one, as it does where there are no locks.
+//! No machine depends on another one. A vCPU that gets no turn within [`LONGEST`] runs without a turn, as all vCPUs do
+//! where there are no locks.
 
 use std::{
     io,
@@ -19,64 +20,68 @@ use host::Locks;
 
 /// How long a vCPU keeps its turn while another machine waits for it.
 const SHARE: Duration = Duration::from_millis(4);
-/// How long a vCPU that has halted runs before it takes a turn. Whoever only answers is done by then.
+/// How long a vCPU runs after a halt before it takes a turn. A vCPU that only answers a request halts again sooner.
 const CREDIT: Duration = Duration::from_millis(1);
-/// How long a vCPU waits for its turn, if another machine does not give it away. The host keeps no order among those who wait, so
-/// this is many times what a turn takes to come round.
+/// How long a vCPU waits for a turn at the most. The host keeps no order among those who wait for a lock, so a vCPU may wait
+/// for many more turns than there are other machines.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How long the vCPU then runs without one: the first time, and if it never gets one. Each time is twice as long as the last.
+/// How long a vCPU that got no turn runs without a turn: at first, and at the most. If the vCPU gets no turn after that either,
+/// the time doubles.
 const ALONE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(64)];
 
-/// A vCPU's turns.
+/// The turns of one vCPU. An index of a CPU is an index into the list that [`HostTurn::new`] gets.
 #[derive(Debug)]
 pub struct HostTurn {
     queue: Arc<Queue>,
     held: Option<Held>,
-    /// When the vCPU, which has no turn, is to take one.
+    /// When a vCPU without a turn takes one.
     due: Instant,
-    /// How long the vCPU runs without a turn if it does not get the next one.
+    /// How long the vCPU will run without a turn if it does not get the next one.
     alone: Duration,
-    /// The thread that waits has been started.
+    /// The thread that waits in the vCPU's place has been started.
     has_thread: bool,
 }
 
+/// A turn that the vCPU has.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     /// Index of the CPU.
     at: usize,
+    /// When the vCPU got the turn, or last saw that nobody waits for it.
     since: Instant,
 }
 
-/// What the vCPU shares with the thread that waits for it: the vCPU's own wait has an end.
+/// What a vCPU shares with a thread that waits in its place. A wait for a lock has no limit, and the vCPU's wait has one.
 #[derive(Debug)]
 struct Queue {
-    /// For each host CPU the turn on it, and the place of the one whose turn is next.
+    /// Two locks for each host CPU: [`Queue::turn`] and [`Queue::next`].
     locks: Box<dyn Locks>,
-    /// The host's numbers of the CPUs that the machine may use.
+    /// Numbers of the host CPUs that the machine may use.
     cpus: Vec<usize>,
     wish: Mutex<Wish>,
     changed: Condvar,
 }
 
-/// What a vCPU waits for; CPUs have indices.
+/// What a vCPU waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Nothing,
+    /// The turn on the CPU with this index.
     Turn(usize),
-    /// It has the turn.
+    /// The thread has got the turn.
     Granted,
-    /// It has given up, and the thread that waits for it has not.
+    /// The vCPU has stopped waiting, and the thread has not.
     GivenUp,
     /// The vCPU has ended.
     Over,
 }
 
 impl HostTurn {
-    /// The turns of a vCPU of a machine that may use these CPUs of the host.
-    pub fn new(locks: Box<dyn Locks>, cpus: Vec<usize>) -> Self {
-        let queue = Queue { locks, cpus, wish: Mutex::new(Wish::Nothing), changed: Condvar::new() };
+    /// The turns of a vCPU of a machine that may use the host CPUs with these numbers.
+    pub fn new(locks: Box<dyn Locks>, cpus: &[usize]) -> Self {
+        let (wish, changed) = (Mutex::new(Wish::Nothing), Condvar::new());
         Self {
-            queue: Arc::new(queue),
+            queue: Arc::new(Queue { locks, cpus: cpus.to_vec(), wish, changed }),
             held: None,
             due: Instant::now() + CREDIT,
             alone: ALONE[0],
@@ -84,19 +89,20 @@ impl HostTurn {
         }
     }
 
-    /// The vCPU begins to run.
+    /// The vCPU begins to run after a halt.
     pub fn begin(&mut self) {
         self.due = self.due.max(Instant::now() + CREDIT);
     }
 
-    /// The vCPU does not run any more, or lets others run.
+    /// Gives the turn back, if the vCPU has one.
     pub fn release(&mut self) {
         if let Some(held) = self.held.take() {
             self.queue.locks.unlock(self.queue.turn(held.at));
         }
     }
 
-    /// The vCPU runs on the CPU with this index, and has to take a turn now, or to let another machine have its own.
+    /// True if a vCPU that runs on the CPU with index `at` must take a turn now, or give its turn away and take another. A turn on
+    /// another CPU is given back.
     pub fn is_due(&mut self, at: usize) -> bool {
         let now = Instant::now();
         let Some(held) = self.held else { return now >= self.due && !self.queue.is_given_up() };
@@ -112,7 +118,7 @@ impl HostTurn {
         self.queue.is_wanted(at)
     }
 
-    /// Takes a turn at once, if there is one that nobody has or waits for: the index of the CPU, rather this one than another.
+    /// Takes a turn that nobody has or waits for, if there is one: the index of its CPU. The CPU with index `at` is tried first.
     pub fn try_take(&mut self, at: usize) -> Option<usize> {
         let count = self.queue.cpus.len();
         let found = (0..count).map(|n| (at + n) % count).find(|at| self.queue.try_take(*at))?;
@@ -120,7 +126,7 @@ impl HostTurn {
         Some(found)
     }
 
-    /// Waits for the turn on a CPU. If another machine does not give it away, this vCPU runs without one for a while.
+    /// Waits for the turn on the CPU with index `at`. A vCPU that does not get the turn runs without one for a while.
     pub fn wait(&mut self, at: usize) {
         if self.is_granted(at) {
             self.hold(at);
@@ -131,6 +137,7 @@ impl HostTurn {
         }
     }
 
+    /// Waits for the turn, with a thread in its place: true if the vCPU has got the turn.
     fn is_granted(&mut self, at: usize) -> bool {
         if !self.has_thread && Queue::serve(&self.queue).is_err() {
             return false;
@@ -152,14 +159,14 @@ impl Drop for HostTurn {
 }
 
 impl Queue {
-    /// Starts the thread that waits.
+    /// Starts the thread that waits in the vCPU's place.
     fn serve(queue: &Arc<Self>) -> io::Result<()> {
         let queue = Arc::clone(queue);
         let run = move || while queue.serve_one() {};
         thread::Builder::new().name("turns".to_owned()).spawn(run).map(drop)
     }
 
-    /// Waits for a wish, and then for the turn; false when the vCPU has ended.
+    /// Waits until the vCPU wants a turn, and then for that turn: false when the vCPU has ended.
     fn serve_one(&self) -> bool {
         let wish = self.wish();
         let idle = |wish: &mut Wish| matches!(wish, Wish::Nothing | Wish::Granted);
@@ -180,7 +187,7 @@ impl Queue {
         true
     }
 
-    /// Waits for the turn on a CPU, for a vCPU that is to run there.
+    /// Waits for the turn on the CPU with index `at`, on that CPU.
     fn take(&self, at: usize) {
         self.cpus.get(at).into_iter().for_each(|cpu| host::current().pin(0, *cpu));
         self.locks.lock(self.next(at));
@@ -188,7 +195,7 @@ impl Queue {
         self.locks.unlock(self.next(at));
     }
 
-    /// Has the thread wait for the turn on a CPU: true if it has come.
+    /// Has the thread wait for the turn on the CPU with index `at`: true if the turn has come within [`LONGEST`].
     fn wait(&self, at: usize) -> bool {
         self.set(Wish::Turn(at));
         let waits = |wish: &mut Wish| *wish != Wish::Granted;
@@ -199,8 +206,8 @@ impl Queue {
         granted
     }
 
-    /// The thread still waits for what the vCPU does not want any more. Both are one holder of locks, so the vCPU must take
-    /// none now.
+    /// The thread still waits for a turn that the vCPU does not want any more. The vCPU and its thread are one holder of locks, so the
+    /// vCPU must take no lock until the thread is done.
     fn is_given_up(&self) -> bool {
         *self.wish() == Wish::GivenUp
     }
@@ -214,12 +221,12 @@ impl Queue {
         self.wish.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the turn on a CPU if nobody has it or waits for it.
+    /// Takes the turn on the CPU with index `at` unless somebody has it or waits for it.
     fn try_take(&self, at: usize) -> bool {
         !self.is_wanted(at) && self.locks.try_lock(self.turn(at))
     }
 
-    /// Somebody waits for the turn on a CPU.
+    /// Somebody waits for the turn on the CPU with index `at`.
     fn is_wanted(&self, at: usize) -> bool {
         let next = self.next(at);
         let free = self.locks.try_lock(next);
@@ -229,12 +236,12 @@ impl Queue {
         !free
     }
 
-    /// The lock of who runs on the CPU with an index.
+    /// Number of the lock that is the turn on the CPU with index `at`.
     fn turn(&self, at: usize) -> usize {
         2 * self.cpus.get(at).copied().unwrap_or(at)
     }
 
-    /// The lock of whose turn is next.
+    /// Number of the lock that the vCPU has whose turn on that CPU is next.
     fn next(&self, at: usize) -> usize {
         self.turn(at) + 1
     }
@@ -254,13 +261,12 @@ mod tests {
     struct Holder(Arc<Shared>, usize);
 
     impl Locks for Holder {
-        fn lock(&self, number: usize) -> bool {
+        fn lock(&self, number: usize) {
             let held = self.0.0.lock().expect("no panic");
             let others =
                 |held: &mut HashMap<_, _>| held.get(&number).is_some_and(|one| *one != self.1);
             let mut held = self.0.1.wait_while(held, others).expect("no panic");
             held.insert(number, self.1);
-            true
         }
         fn try_lock(&self, number: usize) -> bool {
             *self.0.0.lock().expect("no panic").entry(number).or_insert(self.1) == self.1
@@ -277,9 +283,7 @@ mod tests {
     /// The vCPUs of so many machines that may use these CPUs.
     fn vcpus<const N: usize>(cpus: &[usize]) -> [HostTurn; N] {
         let shared = Arc::new(Shared::default());
-        std::array::from_fn(|one| {
-            HostTurn::new(Box::new(Holder(Arc::clone(&shared), one)), cpus.to_vec())
-        })
+        std::array::from_fn(|one| HostTurn::new(Box::new(Holder(Arc::clone(&shared), one)), cpus))
     }
 
     #[test]

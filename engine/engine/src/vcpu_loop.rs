@@ -39,7 +39,7 @@ pub struct VcpuLoop<E> {
     handlers: ProbeHandlers,
     /// Where vCPUs outnumber the host's CPUs.
     permit: Option<CpuPermit>,
-    /// Where it takes turns with other machines.
+    /// Set if the vCPU takes turns with the vCPUs of other machines.
     turn: Option<HostTurn>,
 }
 
@@ -64,8 +64,8 @@ impl<E: Engine> VcpuLoop<E> {
         self
     }
 
-    /// The vCPU takes turns with those of other machines. One that runs only while it has a permit does not: others of its
-    /// own machine may wait for that.
+    /// Has the vCPU take turns with the vCPUs of other machines. A vCPU with a permit takes no turns, because others of its own
+    /// machine may need the permit while it waits.
     pub fn taking_turns(mut self, turn: Option<HostTurn>) -> Self {
         self.turn = turn.filter(|_| self.permit.is_none());
         self
@@ -161,7 +161,7 @@ impl<E: Engine> VcpuLoop<E> {
         self.begin(false);
     }
 
-    /// Takes a turn if it is time to, or lets another machine have its own and waits for the next.
+    /// Takes a turn if one is due. If none is free, the vCPU waits for one.
     fn take_turns(&mut self) {
         let (Some(turn), Some(at)) = (&mut self.turn, self.engine.cpu()) else { return };
         if !turn.is_due(at) {
@@ -174,6 +174,7 @@ impl<E: Engine> VcpuLoop<E> {
         // The other vCPUs need not wait for this one meanwhile.
         self.engine.ram().leave();
         waiting(&*self.apic, &*self.clock, || turn.wait(at));
+        // The turn is of use only on its CPU, so the engine stays there.
         self.engine.move_to(at);
         self.enter();
     }
@@ -197,7 +198,7 @@ impl<E: Engine> VcpuLoop<E> {
         self.enter();
     }
 
-    /// What the guest's other vCPUs want from now on they tell this one.
+    /// The vCPU counts as running from now on. A flush of the TLB that others have asked for meanwhile is done first.
     fn enter(&mut self) {
         if self.apic.set_running() {
             self.engine.flush();
@@ -252,7 +253,8 @@ impl<E: Engine> VcpuLoop<E> {
     }
 }
 
-/// Waits for a CPU. Whoever would have this vCPU flush its TLB can leave a note meanwhile.
+/// Waits for a host CPU. The guest is told that the vCPU does not run, so that other vCPUs only note down the flushes of its TLB,
+/// and how long the vCPU has waited.
 fn waiting<T>(apic: &dyn LocalApic, clock: &dyn Clock, acquire: impl FnOnce() -> T) -> T {
     apic.set_preempted();
     let started = clock.monotonic_ns();

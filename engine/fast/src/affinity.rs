@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// The share of it, in percent, that is too much.
 const TOO_MUCH: u64 = 15;
 
-/// How long a vCPU stays at least where it was told to go.
+/// How long a vCPU stays at least on the CPU that [`Affinity::move_to`] names.
 const STAY: Duration = Duration::from_millis(500);
 
 /// Where the vCPUs of a machine are that run: how many on each of the host's CPUs.
@@ -53,6 +53,11 @@ impl Default for Placement {
 }
 
 impl Placement {
+    /// Numbers of the host CPUs that the machine may use. An index of a CPU is an index into this list.
+    pub fn cpus(&self) -> &[usize] {
+        &self.0.numbers
+    }
+
     /// So many vCPUs run on the CPU at an index.
     fn running(&self, at: usize) -> usize {
         self.0.running.get(at).map_or(0, |count| count.load(Ordering::Relaxed))
@@ -99,9 +104,9 @@ pub struct Affinity {
     waited_ns: u64,
     delays: Box<dyn Delays>,
     runs: bool,
-    /// Somebody else says where it runs.
+    /// The vCPU runs only on the CPU that [`Affinity::settle_on`] has named last.
     led: bool,
-    /// Until then it stays where it was told to go.
+    /// Until then the vCPU stays on the CPU that [`Affinity::move_to`] has named last.
     stays: Instant,
 }
 
@@ -162,17 +167,18 @@ impl Affinity {
         (self.looked, self.waited_ns) = (Instant::now(), waited);
     }
 
-    /// Index of the CPU that it is on.
+    /// Index of the CPU that the vCPU is bound to.
     pub fn cpu(&self) -> usize {
         self.at
     }
 
-    /// Goes to the CPU at an index, and stays for a while: others go by that.
+    /// Binds the vCPU to the CPU at an index. The vCPU does not choose another CPU by itself for the next [`STAY`].
     pub fn move_to(&mut self, to: usize, wedges: impl FnOnce() -> Vec<i32>) {
         self.stays = Instant::now() + STAY;
         self.go_to(to, wedges);
     }
 
+    /// Binds the vCPU, with its wedges, to the CPU at an index.
     fn go_to(&mut self, to: usize, wedges: impl FnOnce() -> Vec<i32>) {
         if to == self.at {
             return;
@@ -189,11 +195,7 @@ impl Affinity {
     pub fn settle_on(&mut self, at: usize, wedges: impl FnOnce() -> Vec<i32>) {
         let at = at % self.placement.0.numbers.len().max(1);
         self.led = true;
-        if at != self.at {
-            self.end();
-            self.at = at;
-            self.settle(&wedges());
-        }
+        self.go_to(at, wedges);
     }
 
     fn settle(&self, wedges: &[i32]) {

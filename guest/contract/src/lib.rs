@@ -163,11 +163,13 @@ pub trait Engine {
     fn settle_on(&mut self, cpu: usize) {
         let _ = cpu;
     }
-    /// The vCPU goes to this one of the host's CPUs, and from there wherever it likes.
+    /// The vCPU goes to the host CPU with this index among those that the machine may use. After a while it may choose another by
+    /// itself.
     fn move_to(&mut self, cpu: usize) {
         let _ = cpu;
     }
-    /// The place of the host's CPU that the vCPU keeps to, if it does.
+    /// Index of the host CPU that the vCPU is bound to, among those that the machine may use; none if the engine binds the vCPU to
+    /// none.
     fn cpu(&self) -> Option<usize> {
         None
     }

@@ -1,13 +1,15 @@
-//! Locks that programs of one user share.
+//! Locks that programs share.
 
 use std::fmt;
 
-/// Locks with numbers, each of which one holder has at a time. What a holder has locked is free when it has ended.
+/// One holder of numbered locks. At most one holder has a lock at a time. The host frees the locks of a holder that has
+/// ended.
 pub trait Locks: fmt::Debug + Send + Sync {
-    /// Takes a lock, and waits for it as long as it takes: false if the host does not let it wait.
-    fn lock(&self, number: usize) -> bool;
-    /// Takes a lock if nobody else has it: true if it is this holder's now.
+    /// Takes a lock, and waits for the lock without limit. Best effort: where the host refuses, the call returns without
+    /// the lock.
+    fn lock(&self, number: usize);
+    /// Takes a lock unless another holder has it: true if this holder has the lock now.
     fn try_lock(&self, number: usize) -> bool;
-    /// Gives a lock back.
+    /// Gives a lock back, if this holder has it.
     fn unlock(&self, number: usize);
 }

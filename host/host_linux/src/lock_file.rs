@@ -1,4 +1,4 @@
-//! Locks that processes share by a file's name.
+//! Locks on a file, which processes share by the file's name.
 // UNSAFETY: a plain system call on a structure that lives on the stack.
 #![allow(unsafe_code)]
 
@@ -10,19 +10,19 @@ use std::{
     path::Path,
 };
 
-/// The number of a lock that nobody takes.
+/// The number of the lock by which [`LockFile::open`] finds out whether the host has locks. Nobody takes it for himself.
 const PROBE: usize = i64::MAX as usize;
 
-/// A file with a lock for each of its bytes, which need not be there. Whoever opens it is another holder (fcntl(2), "open file
-/// description locks").
+/// A file whose offsets are the numbers of locks. The file stays empty. Each value is a holder of its own, also in one process
+/// (fcntl(2), "open file description locks").
 #[derive(Debug)]
 pub struct LockFile(File);
 
 impl LockFile {
-    /// Opens the file, and makes it if it is not there.
+    /// Opens the file at `path`, and creates the file if there is none.
     ///
     /// # Errors
-    /// The host does not let it be opened, or has no such locks.
+    /// The host refuses to open the file, or has no open file description locks.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -49,8 +49,8 @@ impl LockFile {
 }
 
 impl host::Locks for LockFile {
-    fn lock(&self, number: usize) -> bool {
-        self.set(libc::F_OFD_SETLKW, number, libc::F_WRLCK)
+    fn lock(&self, number: usize) {
+        self.set(libc::F_OFD_SETLKW, number, libc::F_WRLCK);
     }
     fn try_lock(&self, number: usize) -> bool {
         self.set(libc::F_OFD_SETLK, number, libc::F_WRLCK)

@@ -186,8 +186,8 @@ fn page_faults_are_delivered_directly_on_each_of_two() -> Result<()> {
 }
 
 /// A script: programs on one CPU after the other ask a shared folder, and the script prints to which CPU the folder's interrupts came
-/// meanwhile. At last it sends the interrupts to both CPUs itself, and prints where they go once programs on each have asked again. The
-/// agent may just then be between its look and its write, and is told again.
+/// meanwhile. At last it sends the interrupts to both CPUs itself, and prints where they go once programs on each have asked again.
+/// If the agent has overwritten that at the same moment, the script writes once more.
 const STEERED: &str = "
 line() { grep -e '-requests[.]0' /proc/interrupts | tail -n 1; }
 count() { line | awk -v field=$(($1 + 2)) '{ print $field }'; }

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, ensure};
 use guests::ring3;
 use tempfile::TempDir;
 
-/// How long something may take to be seen.
+/// How long the test waits until it sees all turns held.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Says that it goes on, for ever.
+/// Computes for ever, and prints a line now and then.
 const SCRIPT: &str = "i=0; while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || echo $i; done";
 
 /// A machine whose vCPU never halts.
@@ -68,7 +68,7 @@ fn crowd(runtime: &Path, crowded: &str) -> Result<Vec<Busy>> {
     Ok(machines)
 }
 
-/// How many CPUs' turns are held, and whether somebody waits for one, by the host's list of locks (proc(5)).
+/// How many CPUs have a vCPU that holds their turn, and whether a vCPU waits for a lock: by the host's list of locks (proc(5)).
 fn held(file: &Path) -> Result<(usize, bool)> {
     let inode = format!(":{} ", fs::metadata(file)?.ino());
     let locks = fs::read_to_string("/proc/locks")?;

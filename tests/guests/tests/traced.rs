@@ -326,7 +326,7 @@ for i in 1 2 3 4; do ls -R /usr/share/doc 2> /dev/null | head -500 > /dev/null; 
 echo 0 > tracing_on
 for event in sched_switch local_timer_entry irq_handler_entry; do grep -c $event: trace; done";
 
-/// A write to `tracing_on`, or a switch or an interrupt: on which vCPU, when it was recorded, and until when it took.
+/// A record of a trace: of a write to `tracing_on`, a switch, or an interrupt. `ns` is its start and `until` its end, both in ns.
 #[derive(Clone, Copy)]
 struct Recorded {
     vcpu: u64,
@@ -334,9 +334,9 @@ struct Recorded {
     until: u64,
 }
 
-/// Whether ftrace has counted what was recorded for certain, and whether it may have. On the vCPU that wrote, all has an
-/// order. Another one may have been kept waiting between our record and ftrace's, which is after the record before ours and
-/// before the record after it.
+/// Whether ftrace has certainly counted the event `it`, and whether ftrace may have counted it. `before` and `after` are the records
+/// beside `it` on the same vCPU. On the vCPU that writes to `tracing_on`, records have the order of the program. Another vCPU may have
+/// been kept waiting between ring3's record of the event and ftrace's; then ftrace's lies between `before` and `after`.
 fn counts([on, off]: [Recorded; 2], [before, it, after]: [Recorded; 3]) -> [bool; 2] {
     let [soonest, latest] = [on, off]
         .map(|write| write.vcpu == it.vcpu)

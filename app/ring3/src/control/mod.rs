@@ -138,7 +138,8 @@ enum Reply {
     Error { error: String },
 }
 
-/// The user's folder of sockets: made if need be, and nobody else's.
+/// The user's runtime folder of ring3, with sockets and locks. The folder is created if there is none, and refused if others may
+/// write to it.
 pub fn folder() -> io::Result<PathBuf> {
     let uid = host_linux::user::current().0;
     let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
