@@ -20,7 +20,7 @@ use crate::{
     archive::{Archive, ArchiveKind, Suite},
     command::output,
     modules::{Module, ModuleTree},
-    package::KernelPackage,
+    package::{IMAGE, KernelPackage},
     scratch::Scratch,
 };
 
@@ -103,6 +103,8 @@ impl Kernel {
 pub struct KernelFiles {
     /// The bzImage.
     pub image: PathBuf,
+    /// Its SHA-256 in hexadecimal digits, which it had just now.
+    pub digest: String,
     /// Modules for it, in the order to load them.
     pub modules: Vec<Module>,
     /// The folder `lib/modules/RELEASE` with all of them, if the cache has it.
@@ -156,6 +158,9 @@ impl Assets {
             Manifest::of(package.name(), fresh, &files)
         })?;
         let tree = self.tree_of(&manifest.package);
+        let image = manifest.files.iter().find(|(file, _)| file == IMAGE);
+        let digest =
+            image.map(|(_, digest)| digest.clone()).context("a kernel without an image")?;
         let directory = self.root.join(name);
         let modules = manifest.files.iter().filter_map(|(file, _)| {
             let name = file.strip_prefix("modules/")?.strip_suffix(".ko")?;
@@ -164,7 +169,7 @@ impl Assets {
         let modules = modules
             .map(|(name, path)| Ok(Module { name: name.to_owned(), content: fs::read(path)? }))
             .collect::<Result<_>>()?;
-        Ok(KernelFiles { image: directory.join("vmlinuz"), modules, tree })
+        Ok(KernelFiles { image: directory.join(IMAGE), digest, modules, tree })
     }
 
     /// The package a kernel in the cache is from; `None` if it is not there or damaged.

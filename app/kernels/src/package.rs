@@ -17,6 +17,8 @@ use crate::{
     scratch::Scratch,
 };
 
+/// A kernel's image, among the files that are kept of its package.
+pub(crate) const IMAGE: &str = "vmlinuz";
 /// The list of modules and what each depends on.
 const LIST: &str = "modules.dep";
 /// Where depmod is. An ordinary user's PATH may not have it.
@@ -88,12 +90,12 @@ impl KernelPackage {
         fresh: &Path,
         choose: impl FnOnce(&ModuleTree) -> Vec<String>,
     ) -> Result<Vec<String>> {
-        fs::copy(self.image()?, fresh.join("vmlinuz"))?;
+        fs::copy(self.image()?, fresh.join(IMAGE))?;
         let tree = ModuleTree::scan(&self.modules()?)?;
         let names = choose(&tree);
         let modules = tree.closure(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         fs::create_dir_all(fresh.join("modules"))?;
-        let mut files = vec!["vmlinuz".to_owned()];
+        let mut files = vec![IMAGE.to_owned()];
         for module in modules {
             let file = format!("modules/{}.ko", module.name);
             fs::write(fresh.join(&file), &module.content)?;

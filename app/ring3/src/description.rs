@@ -40,6 +40,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     let append = &arguments.append;
     let read = |what, path: &Path| read_file(what, path, memory);
     let kernel = read("kernel", &arguments.kernel)?;
+    let unpacked = arguments.engine.unpacked_kernels.of(&kernel, None);
     let clock = arguments.clock.unwrap_or_else(|| usual_clock(&kernel, append));
     let mut modules = Vec::new();
     if let Some(path) = &arguments.initrd {
@@ -52,6 +53,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     }
     Ok(Description {
         kernel,
+        unpacked,
         modules,
         cmdline: command_line(append, clock),
         protocol: arguments.boot_protocol,
@@ -305,6 +307,7 @@ mod tests {
             translations: Translations::Shared,
             computed_jumps: ComputedJumps::Land,
             known_blocks: crate::values::KnownBlocksChoice::Keep,
+            unpacked_kernels: crate::values::UnpackedKernels::Keep,
             crowded: crate::values::Crowded::Free,
             most_mappings: None,
             guest_isolation: None,

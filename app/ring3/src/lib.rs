@@ -59,6 +59,7 @@ mod serve;
 mod servers;
 mod share;
 mod spawner;
+mod unpacked;
 mod values;
 
 use std::{env, process::ExitCode};

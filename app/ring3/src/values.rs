@@ -1,11 +1,11 @@
 //! Values that options of several commands take. Nothing here knows a command.
 
-use std::{num::NonZero, str::FromStr, thread::available_parallelism, time::Duration};
+use std::{num::NonZero, str::FromStr, sync::Arc, thread::available_parallelism, time::Duration};
 
-use crate::known_blocks::KernelBlocks;
+use crate::{known_blocks::KernelBlocks, unpacked};
 use clap::{Args, ValueEnum};
 use vhost_user::Nearness;
-use vmm::{GuestClock, LockStep, Scattered, kvm_features};
+use vmm::{GuestClock, LockStep, Scattered, kvm_features, unpacked::Unpacked};
 
 /// What becomes of flushed mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -151,6 +151,11 @@ pub struct EngineArguments {
     /// For comparison.
     #[arg(long, value_enum, default_value_t = KnownBlocksChoice::Keep, hide_short_help = true)]
     pub known_blocks: KnownBlocksChoice,
+    /// Whether a kernel is unpacked once and for all machines
+    ///
+    /// For comparison.
+    #[arg(long, value_enum, default_value_t = UnpackedKernels::Keep, hide_short_help = true)]
+    pub unpacked_kernels: UnpackedKernels,
     /// How machines of one user share a host CPU that several of them want
     ///
     /// For comparison. A machine with more virtual CPUs than the host has CPUs takes no turns.
@@ -309,6 +314,23 @@ impl KnownBlocksChoice {
     /// The blocks of a kernel image, for machines of so many vCPUs.
     pub fn of(self, kernel: &[u8], vcpus: u32) -> KernelBlocks {
         if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel, vcpus) }
+    }
+}
+
+/// What becomes of a kernel that has been unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UnpackedKernels {
+    /// The first machine with a kernel leaves it in the cache, unpacked, and later ones read it there
+    Keep,
+    /// The cache is left alone
+    Off,
+}
+
+impl UnpackedKernels {
+    /// What the image of a kernel unpacks to, if that is in the cache or can be kept there. `digest` is the image's SHA-256 in
+    /// hexadecimal digits, if it is known.
+    pub fn of(self, image: &[u8], digest: Option<&str>) -> Option<Arc<dyn Unpacked>> {
+        if self == Self::Off { None } else { unpacked::of(image, digest) }
     }
 }
 

@@ -27,7 +27,7 @@ use std::{io::Write, sync::Arc};
 
 pub use bus::MsiSink;
 
-pub use boot::BootProtocol;
+pub use boot::{BootProtocol, unpacked, unpacked_kernel};
 pub use console::ConsoleInput;
 pub use devices::LoggedDevice;
 pub use engine::{
@@ -50,6 +50,8 @@ host::choose!(host_linux::Linux);
 pub struct Description {
     /// Content of the kernel file.
     pub kernel: Vec<u8>,
+    /// What the kernel file unpacks to, if it has been unpacked before.
+    pub unpacked: Option<Arc<dyn unpacked::Unpacked>>,
     /// Files handed to the kernel: for Linux its initrd.
     pub modules: Vec<ModuleFile>,
     /// Arguments of the kernel.

@@ -288,6 +288,7 @@ fn load(ram: &Ram, description: &Description) -> Result<Vcpu, Error> {
         modules.map(|file| boot::Module { data: &file.data, cmdline: &file.cmdline }).collect();
     let request = boot::BootRequest {
         kernel: &description.kernel,
+        unpacked: description.unpacked.as_deref(),
         modules: &modules,
         cmdline: &description.cmdline,
         cpus: description.cpus,

@@ -61,6 +61,13 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
     /// The host refuses.
     fn map_large(&self) -> io::Result<Mapping>;
 
+    /// Writes bytes without a mapping. That is faster for pages that nobody has touched yet: they need not be emptied
+    /// and mapped first.
+    ///
+    /// # Errors
+    /// The host refuses, or the object ends before the bytes do. Some of them may have been written.
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
     /// What another process can be passed; `None` where the host has no way to.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

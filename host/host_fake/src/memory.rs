@@ -75,6 +75,15 @@ impl MemoryObject for Object {
         Ok(Mapping::new(at, len, Box::new(Arc::clone(&self.pages))))
     }
 
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let all = self.pages.iter().flat_map(|page| &page.0).skip(offset as usize);
+        if offset + bytes.len() as u64 > self.len() {
+            return Err(ErrorKind::WriteZero.into());
+        }
+        all.zip(bytes).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+        Ok(())
+    }
+
     fn map_large(&self) -> io::Result<Mapping> {
         self.map(&[Piece { offset: 0, len: self.len() as usize }], Access::Write)
     }

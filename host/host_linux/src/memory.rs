@@ -77,6 +77,19 @@ impl MemoryObject for Object {
         Ok(range.into_mapping())
     }
 
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::pwrite(&self.file, &bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.file.as_fd())
     }
@@ -168,6 +181,17 @@ mod tests {
             [first_byte(&crossed).read(), first_byte(&straight).read()]
         };
         assert_eq!(seen, [7, 9]);
+    }
+
+    #[test]
+    fn what_is_written_is_mapped() {
+        let object = object("test", 2 * PAGE as u64).expect("memory");
+        object.write(PAGE as u64 - 1, &[7, 9]).expect("written");
+        let mapped = object.map_large().expect("mapped");
+        // SAFETY: two pages are mapped, and nobody else has them.
+        let seen = [PAGE - 1, PAGE].map(|at| unsafe { first_byte(&mapped).add(at).read() });
+        assert_eq!(seen, [7, 9]);
+        assert!(object.write(2 * PAGE as u64 - 1, &[1, 2]).is_err(), "it does not grow");
     }
 
     #[test]

@@ -157,9 +157,14 @@ fn lz4_room(packed: &[u8]) -> usize {
 /// Unpacks each block to its place; returns their lengths.
 fn lz4_unpack(blocks: &[&[u8]], places: Vec<&mut [u8]>) -> Result<Vec<usize>, String> {
     let mut lens = vec![Ok(0); blocks.len()];
-    share_out(blocks.iter().zip(places).zip(&mut lens), |((packed, place), len)| {
-        *len = lz4_flex::block::decompress_into(packed, place).map_err(|e| e.to_string());
-    });
+    let pieces = blocks.iter().zip(places).zip(&mut lens);
+    share_out(
+        pieces,
+        || (),
+        |(), ((packed, place), len)| {
+            *len = lz4_flex::block::decompress_into(packed, place).map_err(|e| e.to_string());
+        },
+    );
     lens.into_iter().collect()
 }
 

@@ -16,6 +16,9 @@ pub enum Error {
         /// What the first bytes look like.
         found: &'static str,
     },
+    /// What [`Unpacked`](crate::unpacked::Unpacked) gives is not what was unpacked. [`load`](crate::load) unpacks the kernel anew.
+    #[error("the kernel that was kept unpacked cannot be read")]
+    NotAsUnpacked,
     /// A part the file itself announces lies beyond its end.
     #[error("the {file} is truncated or damaged: its {part} lies outside the file; copy it again")]
     Truncated {

@@ -5,15 +5,12 @@
 //! is placed, so a damaged file ends in an error and not in memory.
 
 use crate::place::{Loader, zero};
-use crate::{Error, bytes, share_out::share_out};
+use crate::unpacked::{self, Bytes, Unpacked};
+use crate::{Error, bytes};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{LittleEndian, elf};
-use ram::{OutOfRam, Ram};
-use std::sync::{Mutex, PoisonError};
 
 const FILE: &str = "ELF kernel";
-/// Bytes of a segment that one CPU writes at a time.
-const WRITTEN_AT_ONCE: usize = 1 << 20;
 /// Loadable segments we put up with; real kernels have at most a handful.
 const MAX_SEGMENTS: usize = 128;
 /// `XEN_ELFNOTE_PHYS32_ENTRY`, the PVH entry point (Xen public/elfnote.h).
@@ -27,7 +24,7 @@ pub(crate) struct Segment<'a> {
     /// Where the kernel will map it, a GVA.
     pub(crate) virtual_address: u64,
     /// Its first bytes.
-    pub(crate) data: &'a [u8],
+    pub(crate) data: Bytes<'a>,
     /// All its bytes; zeros follow the data.
     pub(crate) len: u64,
 }
@@ -53,19 +50,36 @@ pub(crate) fn is_elf(file: &[u8]) -> bool {
 impl<'a> Image<'a> {
     /// Reads an ELF kernel for i386 or x86-64.
     pub(crate) fn parse_elf(file: &'a [u8]) -> Result<Self, Error> {
+        let part = |offset, len| bytes::slice(file, offset, len).map(Bytes::Read);
         let truncated = Error::Truncated { file: FILE, part: "header" };
         let class = bytes::u8(file, 4).ok_or(truncated)?;
         if bytes::u8(file, 5) == Some(elf::ELFDATA2MSB) {
             return Err(Error::WrongArchitecture { found: "a big-endian CPU" });
         }
         match class {
-            elf::ELFCLASS32 => Self::parse::<elf::FileHeader32<LittleEndian>>(file),
-            elf::ELFCLASS64 => Self::parse::<elf::FileHeader64<LittleEndian>>(file),
+            elf::ELFCLASS32 => Self::parse::<elf::FileHeader32<LittleEndian>>(file, part),
+            elf::ELFCLASS64 => Self::parse::<elf::FileHeader64<LittleEndian>>(file, part),
             _ => Err(Error::Malformed { file: FILE, what: "its class is neither 32 nor 64 bits" }),
         }
     }
 
-    fn parse<H: FileHeader<Endian = LittleEndian>>(file: &'a [u8]) -> Result<Self, Error> {
+    /// Reads an ELF kernel for x86-64 that has been unpacked before. Only a bzImage's: by which entry PVH starts it
+    /// is not looked for.
+    pub(crate) fn parse_unpacked(file: &'a dyn Unpacked) -> Result<Self, Error> {
+        let mut head = Vec::new();
+        unpacked::read(file, 0, &mut head)?;
+        let part = |offset: u64, len| {
+            let inside = offset.checked_add(len).is_some_and(|end| end <= file.size());
+            inside.then_some(Bytes::Kept { file, offset, len })
+        };
+        Self::parse::<elf::FileHeader64<LittleEndian>>(&head, part)
+    }
+
+    /// Reads the headers in `file`. Of what they describe `part` has the bytes, by offset and length.
+    fn parse<H: FileHeader<Endian = LittleEndian>>(
+        file: &[u8],
+        part: impl Fn(u64, u64) -> Option<Bytes<'a>>,
+    ) -> Result<Self, Error> {
         let header = H::parse(file).map_err(|_| malformed("its file header is not valid"))?;
         check_machine(header.e_machine(LittleEndian))?;
         if !matches!(header.e_type(LittleEndian), elf::ET_EXEC | elf::ET_DYN) {
@@ -77,7 +91,7 @@ impl<'a> Image<'a> {
         Ok(Self {
             is_64bit: header.is_class_64(),
             entry: header.e_entry(LittleEndian).into(),
-            segments: segments(program_headers, file)?,
+            segments: segments(program_headers, part)?,
             pvh_entry: program_headers.iter().find_map(|p| pvh_note(p, file)),
         })
     }
@@ -102,36 +116,24 @@ impl<'a> Image<'a> {
     pub(crate) fn place(&self, loader: &mut Loader<'_>) -> Result<(), Error> {
         for segment in &self.segments {
             loader.claim("kernel", segment.physical, segment.len)?;
-            let filled = segment.data.len() as u64;
-            write(loader.memory(), segment.physical, segment.data)?;
+            let filled = segment.data.len();
+            segment.data.write(loader.memory(), segment.physical)?;
             zero(loader.memory(), segment.physical + filled, segment.len - filled)?;
         }
         Ok(())
     }
 }
 
-/// Writes `data`, all of it to RAM, at `gpa`. Most of the time goes into the host's finding pages for it, so CPUs share it.
-fn write(memory: &Ram, gpa: u64, data: &[u8]) -> Result<(), OutOfRam> {
-    let result = Mutex::new(Ok(()));
-    share_out(data.chunks(WRITTEN_AT_ONCE).enumerate(), |(number, piece)| {
-        let at = gpa.saturating_add((number * WRITTEN_AT_ONCE) as u64);
-        if let Err(error) = memory.write_gpa(at, piece) {
-            *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-        }
-    });
-    result.into_inner().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The loadable segments, each no longer in the file than in memory.
 fn segments<'a, P: ProgramHeader<Endian = LittleEndian>>(
     headers: &[P],
-    file: &'a [u8],
+    part: impl Fn(u64, u64) -> Option<Bytes<'a>>,
 ) -> Result<Vec<Segment<'a>>, Error> {
     let e = LittleEndian;
     let mut segments = Vec::new();
     for header in headers.iter().filter(|h| h.p_type(e) == elf::PT_LOAD) {
         let (offset, filled) = (header.p_offset(e).into(), header.p_filesz(e).into());
-        let data = bytes::slice(file, offset, filled)
+        let data = part(offset, filled)
             .ok_or(Error::Truncated { file: FILE, part: "loadable segment" })?;
         let (physical, len) = (header.p_paddr(e).into(), header.p_memsz(e).into());
         if filled > len {

@@ -23,6 +23,7 @@ mod multiboot;
 mod place;
 mod pvh;
 mod share_out;
+pub mod unpacked;
 
 pub use error::Error;
 pub use layout::{MapEntry, MemoryKind, memory_map};
@@ -33,6 +34,7 @@ use kind::Kind;
 use place::Loader;
 use ram::Ram;
 use std::{borrow::Cow, fmt, ops::Range, str::FromStr};
+use unpacked::Unpacked;
 use x86::Vcpu;
 
 /// How a kernel is started.
@@ -100,6 +102,8 @@ pub struct Module<'a> {
 pub struct BootRequest<'a> {
     /// Content of the kernel file.
     pub kernel: &'a [u8],
+    /// What [`unpacked_kernel`] has made of it, for a bzImage of a 64-bit kernel. It saves the time to unpack it.
+    pub unpacked: Option<&'a dyn Unpacked>,
     /// Modules in order. Linux gets them concatenated as its initrd.
     pub modules: &'a [Module<'a>],
     /// Arguments of the kernel.
@@ -139,6 +143,13 @@ pub struct Loaded {
 /// # Errors
 /// The kernel cannot be booted on this machine. RAM may then hold parts of it.
 pub fn load(memory: &Ram, request: &BootRequest<'_>) -> Result<Loaded, Error> {
+    match load_once(memory, request) {
+        Err(Error::NotAsUnpacked) => load_once(memory, &BootRequest { unpacked: None, ..*request }),
+        loaded => loaded,
+    }
+}
+
+fn load_once(memory: &Ram, request: &BootRequest<'_>) -> Result<Loaded, Error> {
     let file = unwrap_file(request.kernel)?;
     let kind = Kind::detect(&file)?;
     let mut loader = Loader::new(memory)?;
@@ -186,6 +197,11 @@ type Started = (Vcpu, BootProtocol);
 impl Boot<'_, '_> {
     fn bzimage(&mut self, image: &BzImage<'_>) -> Result<Started, Error> {
         match self.request.protocol {
+            BootProtocol::Auto | BootProtocol::Linux
+                if let Some(unpacked) = self.request.unpacked =>
+            {
+                self.vmlinux(image, &Image::parse_unpacked(unpacked)?)
+            }
             BootProtocol::BzImage => self.whole(image),
             BootProtocol::Auto => match image.payload()? {
                 Some((format, packed)) if format.is_supported() => {
@@ -215,15 +231,18 @@ impl Boot<'_, '_> {
     /// Enters the 64-bit kernel unpacked from a bzImage. What was asked for decides about others.
     fn unpacked(&mut self, image: &BzImage<'_>, payload: &[u8]) -> Result<Started, Error> {
         let vmlinux = Image::parse_elf(payload)?;
-        if vmlinux.is_64bit {
-            let Self { loader, request, rsdp } = self;
-            let vcpu = linux::load_unpacked(loader, request, *rsdp, image, &vmlinux)?;
-            return Ok((vcpu, BootProtocol::Linux));
-        }
         match self.request.protocol {
+            _ if vmlinux.is_64bit => self.vmlinux(image, &vmlinux),
             BootProtocol::Auto => self.whole(image),
             _ => Err(Error::ThirtyTwoBitOnly),
         }
+    }
+
+    /// Enters a bzImage's 64-bit kernel.
+    fn vmlinux(&mut self, image: &BzImage<'_>, vmlinux: &Image<'_>) -> Result<Started, Error> {
+        let Self { loader, request, rsdp } = self;
+        let vcpu = linux::load_unpacked(loader, request, *rsdp, image, vmlinux)?;
+        Ok((vcpu, BootProtocol::Linux))
     }
 
     fn whole(&mut self, image: &BzImage<'_>) -> Result<Started, Error> {

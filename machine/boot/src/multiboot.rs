@@ -6,6 +6,7 @@
 use crate::entry::{protected_mode, with};
 use crate::image::{self, Image, Segment};
 use crate::place::{Loader, PAGE};
+use crate::unpacked::Bytes;
 use crate::{BootProtocol, BootRequest, Error, bytes, layout};
 use x86::{Vcpu, reg};
 
@@ -89,7 +90,8 @@ impl Header {
         let data = bytes::slice(file, start, filled)
             .ok_or(Error::Truncated { file: FILE, part: "load range" })?;
         let len = filled.max(bss_end.saturating_sub(load));
-        let segment = Segment { physical: load, virtual_address: load, data, len };
+        let segment =
+            Segment { physical: load, virtual_address: load, data: Bytes::Read(data), len };
         Ok(Image { is_64bit: false, entry, segments: vec![segment], pvh_entry: None })
     }
 }

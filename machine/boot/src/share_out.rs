@@ -6,18 +6,21 @@ use std::{
     thread,
 };
 
-/// Does `work` to each piece. There is a thread for each of the host's CPUs, but no more threads than half the pieces.
-pub(crate) fn share_out<T: Send>(
+/// Does `work` to each piece. There is a thread for each of the host's CPUs, but no more threads than half the pieces. Each
+/// thread works with something of its own, which it gets by `begin`.
+pub(crate) fn share_out<T: Send, S>(
     pieces: impl ExactSizeIterator<Item = T> + Send,
-    work: impl Fn(T) + Sync,
+    begin: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) + Sync,
 ) {
     let most = pieces.len() / 2;
     let pieces = Mutex::new(pieces);
     let do_some = || {
         // What is locked is an iterator, which a panic leaves as it was.
         let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let mut own = begin();
         while let Some(piece) = next() {
-            work(piece);
+            work(&mut own, piece);
         }
     };
     thread::scope(|scope| {

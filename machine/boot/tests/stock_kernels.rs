@@ -30,7 +30,8 @@ fn load(kernel: &[u8], protocol: BootProtocol) -> (Ram, Loaded) {
     let initrd = vec![0x5a; 3_000_001];
     let modules = [Module { data: &initrd, cmdline: "initrd" }];
     let cmdline = "console=ttyS0";
-    let request = BootRequest { kernel, modules: &modules, cmdline, cpus: 2, protocol };
+    let request =
+        BootRequest { kernel, unpacked: None, modules: &modules, cmdline, cpus: 2, protocol };
     let loaded = boot::load(&ram, &request).expect("the kernel loads");
     (ram, loaded)
 }
@@ -67,7 +68,7 @@ fn a_damaged_linux_is_refused() {
     for (_, kernel) in kernels("vmlinuz") {
         let refused = |kernel: &[u8]| {
             let (modules, cmdline, cpus, protocol) = (&[][..], "", 1, BootProtocol::Auto);
-            let request = BootRequest { kernel, modules, cmdline, cpus, protocol };
+            let request = BootRequest { kernel, unpacked: None, modules, cmdline, cpus, protocol };
             boot::load(&Ram::new(512 * MIB).expect("RAM"), &request).is_err()
         };
         for part in 0..8 {

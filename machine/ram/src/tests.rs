@@ -74,6 +74,7 @@ fn ranges_do_not_cross_the_hole() {
     assert_eq!(error, OutOfRam { gpa: LOW_MAX - 3, len: 4 });
     assert!(ram.write_gpa(HIGH_BASE - 1, &[0; 2]).is_err());
     assert!(ram.write_gpa(u64::MAX - 1, &[0; 4]).is_err());
+    assert!(ram.write_untouched(HIGH_BASE - 1, &[0; 2]).is_err());
     ram.write_gpa(HIGH_BASE, &[9]).unwrap();
     assert_eq!(ram.load8(LOW_MAX), 9);
 }
@@ -159,6 +160,10 @@ fn writes_by_loaders_and_devices_are_noted() {
     ram.mark_code(LOW_MAX + 0x3000);
     ram.write_gpa(0xfff, &[1, 2]).unwrap();
     assert_eq!(ram.take_stale_code(), [0x1000]);
+    ram.mark_code(0x1000);
+    ram.write_untouched(0xfff, &[3, 4]).unwrap();
+    assert_eq!(ram.take_stale_code(), [0x1000]);
+    assert_eq!([ram.load8(0xfff), ram.load8(0x1000)], [3, 4]);
     ram.dma().write_slice(&[1; 8], GuestAddress(HIGH_BASE + 0x2ffc)).unwrap();
     assert_eq!(ram.take_stale_code(), [LOW_MAX + 0x3000]);
     ram.mark_code(LOW_MAX + 0x3000);

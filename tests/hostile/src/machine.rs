@@ -27,6 +27,7 @@ impl Counting {
         let engine = EngineOptions { kind: EngineKind::Interpreter, ..EngineOptions::default() };
         let description = Description {
             kernel,
+            unpacked: None,
             modules: Vec::new(),
             cmdline: String::new(),
             protocol: BootProtocol::Auto,

@@ -86,6 +86,7 @@ pub fn make(
     let initrd = first_root(&request, &kernel.modules);
     let description = Description {
         kernel: kernel.image,
+        unpacked: kernel.unpacked,
         modules: vec![ModuleFile { data: initrd, cmdline: String::new() }],
         cmdline: cmdline(arguments),
         protocol: BootProtocol::Auto,

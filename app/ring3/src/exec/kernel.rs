@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use host_linux::cpu;
@@ -11,6 +12,7 @@ use kernels::{
     interrupt::{self, Guard},
     modules::{Module, ModuleTree},
 };
+use vmm::unpacked::Unpacked;
 
 use super::arguments::Guest;
 use crate::failure::Failure;
@@ -25,6 +27,8 @@ const RANDOM: &str = "virtio_rng";
 /// A kernel with its modules in the order to load them.
 pub struct GuestKernel {
     pub image: Vec<u8>,
+    /// What the image unpacks to, if the cache has it.
+    pub unpacked: Option<Arc<dyn Unpacked>>,
     pub modules: Vec<Module>,
     /// The folder with all of its modules, if it is known.
     pub tree: Option<PathBuf>,
@@ -33,28 +37,29 @@ pub struct GuestKernel {
 /// Finds, and if need be fetches, the kernel that was asked for.
 pub fn find(arguments: &Guest) -> Result<GuestKernel, Failure> {
     let name = &arguments.kernel;
-    let (image, modules, tree) = match (Kernel::named(name), &arguments.modules) {
+    let (image, digest, modules, tree) = match (Kernel::named(name), &arguments.modules) {
         (Some(kernel), None) => named(kernel)?,
         (Some(_), Some(_)) => {
             return Err(Failure::usage(format!("--modules: {name} has its own; leave it out")));
         }
-        (None, modules) => (file(name)?, modules.clone(), modules.clone()),
+        (None, modules) => (file(name)?, None, modules.clone(), modules.clone()),
     };
     let load = |error: anyhow::Error| Failure::usage(format!("--kernel {name}: {error:#}"));
     let content = fs::read(&image).map_err(|error| load(error.into()))?;
+    let unpacked = arguments.engine.unpacked_kernels.of(&content, digest.as_deref());
     let network = arguments.net.is_some();
     let modules = modules.map(|folder| needed(&folder, network)).transpose().map_err(load)?;
     let tree = tree.and_then(|tree| tree.canonicalize().ok());
-    Ok(GuestKernel { image: content, modules: modules.unwrap_or_default(), tree })
+    Ok(GuestKernel { image: content, unpacked, modules: modules.unwrap_or_default(), tree })
 }
 
-/// The image, the modules to boot with, and all of its modules.
-type Found = (PathBuf, Option<PathBuf>, Option<PathBuf>);
+/// The image, its SHA-256, the modules to boot with, and all of its modules.
+type Found = (PathBuf, Option<String>, Option<PathBuf>, Option<PathBuf>);
 
 fn named(kernel: Kernel) -> Result<Found, Failure> {
     let files = fetched(kernel).map_err(|error| Failure::host(format!("{error:#}")))?;
     let modules = files.image.with_file_name("modules");
-    Ok((files.image, Some(modules), files.tree))
+    Ok((files.image, Some(files.digest), Some(modules), files.tree))
 }
 
 fn fetched(kernel: Kernel) -> anyhow::Result<KernelFiles> {

@@ -36,7 +36,8 @@ const PROTOCOLS: [BootProtocol; 5] = [
 fn load(kernel: &[u8], protocol: BootProtocol) {
     thread_local!(static MEMORY: Ram = Ram::new(RAM).expect("RAM"));
     let modules = [Module { data: &[1; 5000], cmdline: "module" }];
-    let request = BootRequest { kernel, modules: &modules, cmdline: "x", cpus: 2, protocol };
+    let request =
+        BootRequest { kernel, unpacked: None, modules: &modules, cmdline: "x", cpus: 2, protocol };
     MEMORY.with(|ram| {
         if let Ok(loaded) = boot::load(ram, &request) {
             LoadedMachine { ram: ram.clone(), loaded }.assert_disjoint();

@@ -1,8 +1,12 @@
 //! The Linux protocol, as Documentation/arch/x86/boot.rst promises it to a kernel.
 
 use crate::images::{self, PHYSICAL, put};
-use crate::memory::{LoadedMachine, RAM, load, try_load};
-use boot::{BootProtocol, Error, Module};
+use crate::memory::{LoadedMachine, RAM, load, try_load, try_load_kept};
+use boot::{
+    BootProtocol, Error, Module,
+    unpacked::{PIECE, Unpacked},
+};
+use std::io;
 use x86::control::{cr0, cr4, efer};
 use x86::{Segment, Vcpu, flags, reg, seg};
 
@@ -187,4 +191,58 @@ fn a_relocatable_image_moves_where_there_is_room() {
     put(&mut kernel, 0x260, &(RAM as u32).to_le_bytes());
     let result = try_load(&kernel, &[], BootProtocol::Auto);
     assert!(matches!(result.err(), Some(Error::NoRoomAt { start: 0x10_0000, .. })));
+}
+
+/// What a kernel was unpacked to. Of some of its pieces it says that they are damaged.
+#[derive(Debug)]
+struct Kept {
+    kernel: Vec<u8>,
+    damaged: fn(u64) -> bool,
+}
+
+impl Unpacked for Kept {
+    fn size(&self) -> u64 {
+        self.kernel.len() as u64
+    }
+
+    fn read(&self, number: u64, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(&self.kernel[number as usize * PIECE..][..into.len()]);
+        if (self.damaged)(number) { Err(io::ErrorKind::InvalidData.into()) } else { Ok(()) }
+    }
+}
+
+/// An ELF kernel whose code begins in one piece and ends in the next.
+fn across_pieces() -> Vec<u8> {
+    let mut kernel = images::elf64();
+    let at = PIECE - images::CODE.len() / 2;
+    put(&mut kernel, 64 + 8, &(at as u64).to_le_bytes());
+    kernel.resize(at, 0);
+    kernel.extend(images::CODE);
+    kernel
+}
+
+#[test]
+fn a_kernel_that_was_kept_unpacked_is_loaded_as_its_image_is() {
+    let kernel = across_pieces();
+    let image = images::bzimage(&images::lz4(&kernel));
+    let (protocol, modules) = (BootProtocol::Auto, &[]);
+    let direct = load(&image, modules, protocol);
+    for damaged in [|_| false, |number| number == 0, |number| number == 1] {
+        let kept = Kept { kernel: kernel.clone(), damaged };
+        let kept = try_load_kept(&image, Some(&kept), modules, protocol).expect("it loads");
+        kept.assert_kernel_at(PHYSICAL);
+        assert_eq!(kept.loaded.placed, direct.loaded.placed);
+        assert_eq!(format!("{:?}", kept.loaded.vcpu), format!("{:?}", direct.loaded.vcpu));
+    }
+}
+
+/// The image is damaged, and nobody looks at it: what it unpacked to is whole.
+#[test]
+fn an_image_is_not_unpacked_if_it_was_before() {
+    let mut image = images::bzimage(&images::lz4(&images::elf64()));
+    image[1024 + 0x300 + 8..].fill(0xff);
+    let kept = Kept { kernel: images::elf64(), damaged: |_| false };
+    let load = |kept| try_load_kept(&image, kept, &[], BootProtocol::Linux);
+    assert!(load(None).is_err());
+    load(Some(&kept)).expect("it loads").assert_kernel_at(PHYSICAL);
 }

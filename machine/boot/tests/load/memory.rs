@@ -1,6 +1,6 @@
 //! RAM to load into, and reading it back.
 
-use boot::{BootProtocol, BootRequest, Error, Loaded, Module};
+use boot::{BootProtocol, BootRequest, Error, Loaded, Module, unpacked::Unpacked};
 use ram::Ram;
 
 /// Enough for every kernel made here, in bytes.
@@ -18,12 +18,23 @@ pub fn try_load(
     modules: &[Module<'_>],
     p: BootProtocol,
 ) -> Result<LoadedMachine, Error> {
+    try_load_kept(kernel, None, modules, p)
+}
+
+/// The same with what the kernel may have been unpacked to before.
+pub fn try_load_kept(
+    kernel: &[u8],
+    unpacked: Option<&dyn Unpacked>,
+    modules: &[Module<'_>],
+    protocol: BootProtocol,
+) -> Result<LoadedMachine, Error> {
     let ram = Ram::new(RAM).expect("RAM");
     let dirt = vec![0xdb; 0x20_0000];
     for base in [0, crate::images::PHYSICAL] {
         ram.write_gpa(base, &dirt).expect("inside RAM");
     }
-    let request = BootRequest { kernel, modules, cmdline: "console=ttyS0", cpus: 1, protocol: p };
+    let cmdline = "console=ttyS0";
+    let request = BootRequest { kernel, unpacked, modules, cmdline, cpus: 1, protocol };
     boot::load(&ram, &request).map(|loaded| LoadedMachine { ram, loaded })
 }
 

@@ -122,7 +122,14 @@ fn requests_that_make_no_sense() {
     let kernel = images::bzimage(&images::gzip(&images::elf64()));
     let ram = Ram::new(64 << 20).expect("RAM");
     let protocol = BootProtocol::Auto;
-    let good = BootRequest { kernel: &kernel, modules: &[], cmdline: "", cpus: 1, protocol };
+    let good = BootRequest {
+        kernel: &kernel,
+        unpacked: None,
+        modules: &[],
+        cmdline: "",
+        cpus: 1,
+        protocol,
+    };
     let refused = |request| boot::load(&ram, &request).err();
     assert!(refused(good).is_none());
     assert!(matches!(refused(BootRequest { cpus: 0, ..good }), Some(Error::CpuCount(0))));

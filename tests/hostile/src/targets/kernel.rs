@@ -34,7 +34,8 @@ fn run(bytes: &[u8]) {
     let modules = [Module { data: tail, cmdline: &cmdline }];
     let modules = &modules[..usize::from(how >> 4 & 1)];
     let cpus = 1 + u32::from(how >> 5);
-    let request = BootRequest { kernel, modules, cmdline: &cmdline, cpus, protocol };
+    let request =
+        BootRequest { kernel, unpacked: None, modules, cmdline: &cmdline, cpus, protocol };
     // That it is refused is no failure.
     if let Ok(loaded) = boot::load(&memory, &request) {
         for placed in loaded.placed {
