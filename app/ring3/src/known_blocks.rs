@@ -11,15 +11,18 @@
 mod build;
 
 use crc32fast::hash;
-use host_linux::process;
+use host_linux::{MappedFile, process};
 use kernels::assets::Assets;
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, Permissions},
     io::{self, Read, Write as _},
     net::Shutdown,
     os::{
         fd::AsFd,
-        unix::{fs::FileExt, fs::OpenOptionsExt, net::UnixStream},
+        unix::{
+            fs::{FileExt, OpenOptionsExt, PermissionsExt},
+            net::UnixStream,
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -105,6 +108,10 @@ impl Keeping {
         let file = File::open(path)?;
         // Another machine is about to have it written.
         file.try_lock()?;
+        // Or has had it written since this machine looked.
+        if Whole::of(file.try_clone()?).is_ok_and(|whole| whole.is_some()) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
         let name = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
         let several = several.then(|| "--several".to_owned());
         let words = ["kernel-blocks".to_owned()].into_iter().chain(several).chain([name]);
@@ -169,11 +176,41 @@ impl Whole {
         Ok(is_one.then_some(Self { file, len, sum }))
     }
 
-    /// Reads the blocks in the file.
-    fn read(mut self) -> io::Result<Vec<u8>> {
-        let mut blocks = vec![0; self.len as usize];
-        self.file.read_exact(&mut blocks)?;
-        if hash(&blocks) == self.sum { Ok(blocks) } else { Err(io::ErrorKind::InvalidData.into()) }
+    /// The blocks in the file.
+    fn read(self) -> io::Result<Blocks> {
+        let blocks = self.map().or_else(|_| self.copy())?;
+        let bytes = blocks.as_ref();
+        let good = bytes.len() == self.len as usize && hash(bytes) == self.sum;
+        if good { Ok(blocks) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+
+    /// Whoever has written the file is done with it, so nobody needs to write it again.
+    fn map(&self) -> io::Result<Blocks> {
+        self.file.set_permissions(Permissions::from_mode(0o400))?;
+        MappedFile::of(&self.file).map(Blocks::Mapped)
+    }
+
+    fn copy(&self) -> io::Result<Blocks> {
+        let mut bytes = vec![0; self.len as usize];
+        self.file.read_exact_at(&mut bytes, HEAD as u64)?;
+        Ok(Blocks::Copied(bytes))
+    }
+}
+
+/// The blocks of a file.
+enum Blocks {
+    /// The whole file.
+    Mapped(MappedFile),
+    /// What is behind its head, where files cannot be closed to writers.
+    Copied(Vec<u8>),
+}
+
+impl AsRef<[u8]> for Blocks {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(file) => file.get(HEAD..).unwrap_or_default(),
+            Self::Copied(bytes) => bytes,
+        }
     }
 }
 
@@ -210,14 +247,17 @@ mod tests {
     /// The blocks in a file.
     fn read(path: &Path) -> io::Result<Vec<u8>> {
         let whole = File::open(path).and_then(Whole::of)?;
-        whole.ok_or(io::ErrorKind::UnexpectedEof)?.read()
+        let whole = whole.ok_or(io::ErrorKind::UnexpectedEof)?;
+        assert_eq!(whole.map()?.as_ref(), whole.copy()?.as_ref());
+        whole.read().map(|blocks| blocks.as_ref().to_vec())
     }
 
     #[test]
     fn a_file_that_is_not_as_it_was_written_counts_as_none() {
         let path = tempfile::NamedTempFile::new().expect("there is room");
         let changed = |bytes: &[u8]| {
-            fs::write(path.path(), bytes).expect("written");
+            let file = path.as_file();
+            file.set_len(0).and_then(|()| file.write_all_at(bytes, 0)).expect("written");
             read(path.path())
         };
         write(path.as_file(), &[1, 2, 3]).expect("there is room");

@@ -60,7 +60,7 @@ impl Sandbox {
         machine: Machine,
         on_end: impl FnOnce(Ended) + Send + 'static,
     ) -> Result<RunningMachine, Failure> {
-        let running = machine.start(on_end)?;
+        let running = machine.last_of_process().start(on_end)?;
         self.enter(&running)?;
         tell_engine(&running);
         Ok(running)

@@ -76,6 +76,8 @@ pub fn start() -> Result<(), Failure> {
     let helper =
         Helper { monitor: process::id(), devices: Vec::new(), files: Vec::new(), sealed: false };
     let host = |error: io::Error| Failure::host(format!("cannot start a process: {error}"));
+    // Where the host has no such barriers, machines do without.
+    host_linux::prepare_fences();
     // A process has one machine.
     let _ = SPAWNER.set(Spawner::start(helper).map_err(host)?);
     wedges::start_by(|words, descriptors| {

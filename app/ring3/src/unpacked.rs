@@ -44,10 +44,7 @@ pub fn of(image: &[u8], digest: Option<&str>) -> Option<Arc<dyn Unpacked>> {
     }
     let folder = Assets::open().ok()?.directory("unpacked");
     let kept = in_folder(&folder, image, digest);
-    Some(
-        kept.inspect_err(|error| tracing::debug!(%error, "the unpacked kernel is not kept"))
-            .ok()?,
-    )
+    kept.inspect_err(|error| tracing::debug!(%error, "the unpacked kernel is not kept")).ok()
 }
 
 fn in_folder(folder: &Path, image: &[u8], digest: Option<&str>) -> io::Result<Arc<dyn Unpacked>> {

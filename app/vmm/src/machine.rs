@@ -39,6 +39,8 @@ pub struct Machine {
     pub(crate) outlet: ConsoleOutlet,
     pub(crate) releases: Vec<Release>,
     pub(crate) known_blocks: Arc<KnownBlocks>,
+    /// Its process ends with it.
+    pub(crate) is_last: bool,
     devices: Arc<[LoggedDevice]>,
     ram: Ram,
     uart: Shared<Uart>,
@@ -127,6 +129,7 @@ impl Machine {
             outlet,
             releases,
             known_blocks: host.known_blocks,
+            is_last: false,
             devices: logged.into(),
             ram,
             uart,
@@ -146,6 +149,13 @@ impl Machine {
     /// Has the machine stand still from its start until [`RunningMachine::pause`] lets it go.
     pub fn hold(&self) {
         self.control.order(RunCommand::Pause);
+    }
+
+    /// The process ends when the machine has. So nobody takes the machine apart: that takes a while, and the host does what is
+    /// needed of it when the process ends.
+    #[must_use]
+    pub fn last_of_process(self) -> Self {
+        Self { is_last: true, ..self }
     }
 
     /// How to look into it, from any thread, before it runs and while it does.

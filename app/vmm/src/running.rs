@@ -1,6 +1,7 @@
 //! A machine with its threads.
 
 use std::{
+    mem::ManuallyDrop,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         mpsc::{Receiver, Sender, channel},
@@ -46,7 +47,7 @@ pub(crate) fn start(
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<RunningMachine, Error> {
     let Machine { vcpus, engine, mut parts, timers, alarm, events, control, .. } = machine;
-    let Machine { outlet, releases, known_blocks, .. } = machine;
+    let Machine { outlet, releases, known_blocks, is_last, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (sender, statistics) = channel();
@@ -61,42 +62,55 @@ pub(crate) fn start(
         placement: Placement::default(),
         guest: fast::Machine::with(count, known_blocks, &engine.fast),
         vcpus: count,
+        is_last,
         control: control.clone(),
         events,
         on_end: Mutex::new(Some(Box::new(on_end))),
         statistics: Mutex::new(sender),
     });
-    let mut fallback = None;
-    // The one that boots comes last: the others wait until it starts them.
-    for vcpu in vcpus.into_iter().rev() {
-        match start_vcpu(vcpu, &shared) {
-            Ok(reason) => fallback = reason,
-            Err(error) => {
-                shared.give_up();
-                return Err(error);
-            }
-        }
-    }
+    let fallback = start_vcpus(vcpus, &shared).inspect_err(|_| shared.give_up())?;
     Ok(RunningMachine { control, alarm, outlet, releases, statistics, vcpus: count, fallback })
 }
 
-/// Starts a vCPU's thread; why it is interpreted, if nobody asked for that.
-fn start_vcpu(vcpu: VcpuParts, vm: &Arc<Vm>) -> Result<Option<String>, Error> {
-    let (ready_sender, ready) = channel();
+/// A vCPU's thread that makes its engine, and then waits.
+struct StartingVcpu {
+    /// Why the vCPU is interpreted, if nobody asked for that.
+    made: Receiver<Result<Option<String>, Error>>,
+    /// Lets the thread go on. Without it the thread ends.
+    go: Sender<()>,
+}
+
+/// Starts the vCPUs' threads, which make their engines at the same time. None runs before all are made. Returns why guest code
+/// is interpreted, if nobody asked for that.
+fn start_vcpus(vcpus: Vec<VcpuParts>, vm: &Arc<Vm>) -> Result<Option<String>, Error> {
+    let all = vcpus.into_iter().map(|vcpu| start_vcpu(vcpu, vm));
+    let all = all.collect::<Result<Vec<_>, _>>()?;
+    let failed = |_| Error::Assembly("a vCPU's thread did not start".to_owned());
+    let made = |vcpu: &StartingVcpu| vcpu.made.recv().map_err(failed)?;
+    let fallbacks = all.iter().map(made).collect::<Result<Vec<_>, _>>()?;
+    // One that has ended meanwhile has said why.
+    all.iter().for_each(|vcpu| vcpu.go.send(()).unwrap_or_default());
+    Ok(fallbacks.into_iter().flatten().next())
+}
+
+fn start_vcpu(vcpu: VcpuParts, vm: &Arc<Vm>) -> Result<StartingVcpu, Error> {
+    let (sender, made) = channel();
+    let (go, wait) = channel();
     let (name, vm) = (format!("vcpu{}", vcpu.number), Arc::clone(vm));
     let run = move || {
         let (engine, fallback) = match vm.engine_of(&vcpu) {
             Ok(made) => made,
             // Nobody listening means the machine was given up already.
-            Err(error) => return drop(ready_sender.send(Err(error))),
+            Err(error) => return drop(sender.send(Err(error))),
         };
         // As above.
-        let _ = ready_sender.send(Ok(fallback));
-        vm.run(vcpu, engine);
+        let _ = sender.send(Ok(fallback));
+        if wait.recv().is_ok() {
+            vm.run(vcpu, engine);
+        }
     };
     thread::Builder::new().name(name).spawn(run).map_err(Error::Thread)?;
-    let failed = || Error::Assembly("a vCPU's thread did not start".to_owned());
-    ready.recv().map_err(|_| failed())?
+    Ok(StartingVcpu { made, go })
 }
 
 /// What is to be done when a machine has ended.
@@ -112,6 +126,8 @@ struct Vm {
     /// What the vCPUs of the fast engine share.
     guest: Arc<fast::Machine>,
     vcpus: usize,
+    /// The process ends with the machine.
+    is_last: bool,
     control: Control,
     events: Arc<Events>,
     /// For the first vCPU that ends.
@@ -136,7 +152,7 @@ impl Vm {
         let turn = turns.map(|locks| HostTurn::new(locks, self.placement.cpus()));
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
         let vcpu = VcpuLoop::new(engine, apic, requests, control, clock);
-        let mut vcpu = vcpu.among(permit).taking_turns(turn);
+        let mut vcpu = ManuallyDrop::new(vcpu.among(permit).taking_turns(turn));
         let ended = vcpu.run();
         // All vCPUs end when the guest asks for its end: the one that tells of it is the one that looks for what was asked.
         let tell = self.take_on_end().map(|on_end| (on_end, self.verdict(ended)));
@@ -146,6 +162,10 @@ impl Vm {
         let _ = statistics.send(vcpu.statistics());
         if let Some((on_end, ended)) = tell {
             on_end(ended);
+        }
+        // Wedges end with this process. The last of them has RAM freed, for which nobody waits.
+        if !self.is_last {
+            drop(ManuallyDrop::into_inner(vcpu));
         }
     }
 

@@ -57,9 +57,9 @@ impl KnownBlocks {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn reading(
+    pub fn reading<B: AsRef<[u8]> + Send + 'static>(
         several: bool,
-        read: impl FnOnce() -> Option<Vec<u8>> + Send + 'static,
+        read: impl FnOnce() -> Option<B> + Send + 'static,
     ) -> io::Result<Self> {
         let parse = move || Kept::parse(&usual_layout(several), read()?);
         let thread = thread::Builder::new().name("known-blocks".to_owned()).spawn(parse)?;

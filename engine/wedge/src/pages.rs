@@ -99,6 +99,7 @@ impl Pages {
             keys: crate::keys(),
             narrow: false,
         };
+        write_biases(base, pages.regions.object())?;
         pages.regions.seal()?;
         let page = pages.vcpu_page();
         page.block.bias = base.bias();
@@ -108,12 +109,6 @@ impl Pages {
         page.block.copy_index = COPY_INDEX;
         page.system.vector_mask = 7;
         page.block.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];
-        for at in 0..REGION_COUNT {
-            match bias_of(base, (at as u64) << REGION_BITS) {
-                0 => {} // as it is
-                bias => pages.set_region(at, bias),
-            }
-        }
         Ok(pages)
     }
 
@@ -319,6 +314,19 @@ fn bias_of(base: Base, address: u64) -> u64 {
         _ if address >> 47 != 0 || reserved.contains(&address) => POISON,
         _ => 0,
     }
+}
+
+/// Writes the table of biases by region, page by page. Pages of zeros stay untouched: they take no memory.
+fn write_biases(base: Base, table: &dyn Object) -> io::Result<()> {
+    const IN_PAGE: usize = 4096 / 8;
+    for first in (0..REGION_COUNT).step_by(IN_PAGE) {
+        let biases = (first..first + IN_PAGE).map(|at| bias_of(base, (at as u64) << REGION_BITS));
+        let biases: Vec<_> = biases.collect();
+        if biases.iter().any(|bias| *bias != 0) {
+            table.write(first as u64 * 8, &bytes_of(&biases))?;
+        }
+    }
+    Ok(())
 }
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {

@@ -44,11 +44,17 @@ pub(crate) fn adopt_shrinkable(file: OwnedFd) -> io::Result<Box<dyn MemoryObject
     Ok(Box::new(Object { file, len }))
 }
 
-/// A barrier in all threads of the process.
-pub(crate) fn fence_all_threads() -> bool {
+/// Has the host prepare for barriers in all threads, which takes a process of several threads some 15 ms, and one without
+/// threads nothing.
+pub fn prepare_fences() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     let register = || membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-    *REGISTERED.get_or_init(register) && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    *REGISTERED.get_or_init(register)
+}
+
+/// A barrier in all threads of the process.
+pub(crate) fn fence_all_threads() -> bool {
+    prepare_fences() && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 
 impl MemoryObject for Object {
@@ -96,7 +102,7 @@ impl MemoryObject for Object {
 }
 
 /// Pages of this process that are ours to unmap.
-struct Range {
+pub(crate) struct Range {
     at: NonNull<c_void>,
     len: usize,
 }
@@ -107,7 +113,12 @@ unsafe impl Send for Range {}
 unsafe impl Sync for Range {}
 
 impl Range {
-    fn anywhere(file: &OwnedFd, piece: Piece, access: Access, flags: MapFlags) -> io::Result<Self> {
+    pub(crate) fn anywhere(
+        file: impl AsFd,
+        piece: Piece,
+        access: Access,
+        flags: MapFlags,
+    ) -> io::Result<Self> {
         let protection = protection(access);
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
         let at =
@@ -137,7 +148,7 @@ impl Range {
         Ok(range)
     }
 
-    fn into_mapping(self) -> Mapping {
+    pub(crate) fn into_mapping(self) -> Mapping {
         Mapping::new(self.at.cast(), self.len, Box::new(self))
     }
 }

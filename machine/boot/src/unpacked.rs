@@ -115,7 +115,7 @@ mod tests {
         let piece = PIECE as u64;
         let parts = |offset, len| Bytes::Kept { file: &Unread, offset, len }.parts();
         assert_eq!(parts(0, 0), []);
-        assert_eq!(parts(piece - 1, 1), [0..1]);
+        assert_eq!(parts(piece - 1, 1), [Range { start: 0, end: 1 }]);
         assert_eq!(parts(piece - 1, piece + 2), [0..1, 1..piece + 1, piece + 1..piece + 2]);
     }
 }

@@ -54,7 +54,7 @@ fn page(guest: u64) -> u64 {
 /// Blocks that were kept, for one cache.
 pub struct Kept {
     layout: Layout,
-    all: Vec<u8>,
+    all: Box<dyn AsRef<[u8]> + Send>,
     code: Range<usize>,
     stubs: Range<usize>,
     records: BlockRecords,
@@ -99,8 +99,8 @@ impl Group {
 impl Kept {
     /// The blocks that a [`Keeper`] has made for caches of this layout; `None` if these are not such.
     #[must_use]
-    pub fn parse(layout: &Layout, all: Vec<u8>) -> Option<Self> {
-        let mut from = PackedTables::of(&all);
+    pub fn parse(layout: &Layout, all: impl AsRef<[u8]> + Send + 'static) -> Option<Self> {
+        let mut from = PackedTables::of(all.as_ref());
         if from.bytes()? != format!("{layout:?}").as_bytes() {
             return None;
         }
@@ -122,6 +122,7 @@ impl Kept {
             |group: usize, number| page(records.key(number).0) == sleepers.groups[group].page;
         let in_place = |group| sleepers.blocks(group).all(|number| is_of(group, number));
         let whole = whole && (0..sleepers.groups.len()).all(in_place);
+        let all = Box::new(all);
         whole.then_some(Self { layout: *layout, all, code, stubs, records, sleepers })
     }
 
@@ -208,6 +209,7 @@ impl Cache {
         let mut cache = Self::new(layout, memory);
         let Kept { all, code, stubs, records, sleepers, .. } = kept;
         let end = (cache.next + code.len() as u64).next_multiple_of(16);
+        let all = (*all).as_ref();
         memory.write_code(cache.next, &all[code]);
         memory.write_code(layout.cache_len - stubs.len() as u64, &all[stubs]);
         cache.next = end;
