@@ -46,6 +46,25 @@ const LEAST: usize = 1 << 20;
 /// How long a machine waits for its blocks to be translated.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What a kernel is started for. Which blocks it runs depends on that: a command's guest needs modules, a file system and an
+/// agent, and what `ring3 run` boots may need none of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartedFor {
+    /// A command.
+    Exec,
+    /// Whatever it finds on its disks.
+    Run,
+}
+
+/// What machines have in common that share a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// Their kernels are started for this.
+    pub started_for: StartedFor,
+    /// They have several vCPUs.
+    pub several: bool,
+}
+
 /// The known blocks of a kernel. If nobody has kept any, what is needed to keep those of this machine.
 #[derive(Default)]
 pub struct KernelBlocks {
@@ -63,17 +82,17 @@ struct Keeping {
 }
 
 impl KernelBlocks {
-    /// The blocks of a kernel image, for machines of so many vCPUs. Without a cache that can be written no blocks are known
+    /// The blocks of a kernel image, for machines of this kind. Without a cache that can be written no blocks are known
     /// or noted.
-    pub fn of(kernel: &[u8], vcpus: u32) -> Self {
+    pub fn of(kernel: &[u8], kind: Kind) -> Self {
         let cache = Assets::open().ok().filter(|_| kernel.len() >= LEAST);
         let folder = cache.map(|cache| cache.directory("blocks"));
-        let found = folder.and_then(|folder| Self::in_folder(&folder, kernel, vcpus > 1).ok());
+        let found = folder.and_then(|folder| Self::in_folder(&folder, kernel, kind).ok());
         found.unwrap_or_default()
     }
 
-    fn in_folder(folder: &Path, kernel: &[u8], several: bool) -> io::Result<Self> {
-        let path = folder.join(name(kernel, several)?);
+    fn in_folder(folder: &Path, kernel: &[u8], kind: Kind) -> io::Result<Self> {
+        let (path, several) = (folder.join(name(kernel, kind)?), kind.several);
         if let Some(file) = File::open(&path).and_then(Whole::of).ok().flatten() {
             let read = move || file.read().inspect_err(|_| drop(fs::remove_file(&path))).ok();
             let blocks = Arc::new(KnownBlocks::reading(several, read)?);
@@ -148,13 +167,16 @@ pub fn serve(path: &Path, several: bool) -> io::Result<()> {
     write(&file, &vmm::translate_noted(several, &noted))
 }
 
-/// The name of the file of a kernel, for machines of one vCPU or of `several`. Another build of this program translates
-/// otherwise.
-fn name(kernel: &[u8], several: bool) -> io::Result<String> {
+/// The name of the file of a kernel, for machines of a kind. Another build of this program translates otherwise.
+fn name(kernel: &[u8], kind: Kind) -> io::Result<String> {
     let build = build::id().ok_or(io::ErrorKind::NotFound)?;
     let build: String = build.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let vcpus = if several { "several" } else { "one" };
-    Ok(format!("{:08x}-{:x}-{vcpus}-{build}", hash(kernel), kernel.len()))
+    let vcpus = if kind.several { "several" } else { "one" };
+    let started_for = match kind.started_for {
+        StartedFor::Exec => "exec",
+        StartedFor::Run => "run",
+    };
+    Ok(format!("{:08x}-{:x}-{started_for}-{vcpus}-{build}", hash(kernel), kernel.len()))
 }
 
 /// A file that is as long as it says.
@@ -240,9 +262,10 @@ fn make_room(folder: &Path, own: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
+    use std::{collections::HashSet, time::SystemTime};
 
     const KERNEL: &[u8] = b"a kernel";
+    const KIND: Kind = Kind { started_for: StartedFor::Exec, several: false };
 
     /// The blocks in a file.
     fn read(path: &Path) -> io::Result<Vec<u8>> {
@@ -279,14 +302,14 @@ mod tests {
         // A folder each: the file is read later, by a thread of its own.
         let files = [false, true].map(|damage| {
             let folder = tempfile::tempdir().expect("there is room");
-            let path = folder.path().join(name(KERNEL, false).expect("a build"));
+            let path = folder.path().join(name(KERNEL, KIND).expect("a build"));
             write(&File::create(&path).expect("made"), &[1, 2, 3]).expect("there is room");
             if damage {
                 let mut bytes = fs::read(&path).expect("read");
                 bytes[HEAD] ^= 1;
                 fs::write(&path, &bytes).expect("written");
             }
-            let known = KernelBlocks::in_folder(folder.path(), KERNEL, false).expect("it is there");
+            let known = KernelBlocks::in_folder(folder.path(), KERNEL, KIND).expect("it is there");
             (folder, path, known)
         });
         let [(_, good, _), (_, damaged, _)] = &files;
@@ -300,9 +323,11 @@ mod tests {
 
     #[test]
     fn each_kind_of_machine_has_a_file_of_its_own() {
-        let names = [(KERNEL, false), (KERNEL, true), (b"another", false)];
-        let names = names.map(|(kernel, several)| name(kernel, several).expect("a build"));
-        assert!(names[0] != names[1] && names[0] != names[2], "{names:?}");
+        let several = Kind { several: true, ..KIND };
+        let run = Kind { started_for: StartedFor::Run, ..KIND };
+        let all = [(KERNEL, KIND), (KERNEL, several), (KERNEL, run), (b"another", KIND)];
+        let names: HashSet<_> = all.iter().map(|(kernel, kind)| name(kernel, *kind).ok()).collect();
+        assert!(names.len() == all.len() && !names.contains(&None), "{names:?}");
     }
 
     #[test]

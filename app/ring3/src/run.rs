@@ -21,7 +21,7 @@ use crate::{
     hvc::Keyboard,
     injection::{Act, ConductorParts, Injection},
     isolation,
-    known_blocks::KernelBlocks,
+    known_blocks::{KernelBlocks, StartedFor},
     machine, net,
     on_panic::{self, OnPanic},
     outcome::{Outcome, Summary},
@@ -123,7 +123,8 @@ fn make(
     });
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
-    let blocks = arguments.engine.known_blocks.of(&description.kernel, description.cpus);
+    let (kernel, cpus) = (&description.kernel, description.cpus);
+    let blocks = arguments.engine.known_blocks.of(kernel, StartedFor::Run, cpus);
     let console = Box::new(screen.clone());
     let (known, turns) =
         (blocks.blocks(), machine::turns(arguments.engine.crowded, description.cpus));

@@ -2,7 +2,10 @@
 
 use std::{num::NonZero, str::FromStr, sync::Arc, thread::available_parallelism, time::Duration};
 
-use crate::{known_blocks::KernelBlocks, unpacked};
+use crate::{
+    known_blocks::{KernelBlocks, Kind, StartedFor},
+    unpacked,
+};
 use clap::{Args, ValueEnum};
 use vhost_user::Nearness;
 use vmm::{GuestClock, LockStep, Scattered, kvm_features, unpacked::Unpacked};
@@ -311,9 +314,10 @@ pub enum KnownBlocksChoice {
 }
 
 impl KnownBlocksChoice {
-    /// The blocks of a kernel image, for machines of so many vCPUs.
-    pub fn of(self, kernel: &[u8], vcpus: u32) -> KernelBlocks {
-        if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel, vcpus) }
+    /// The blocks of a kernel image, for a machine of so many vCPUs.
+    pub fn of(self, kernel: &[u8], started_for: StartedFor, vcpus: u32) -> KernelBlocks {
+        let kind = Kind { started_for, several: vcpus > 1 };
+        if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel, kind) }
     }
 }
 

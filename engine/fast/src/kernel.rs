@@ -293,14 +293,19 @@ impl Fast {
         }
     }
 
-    /// Interprets so many instructions at the most. True if it has ended before: the guest has come to a breakpoint, or does not go
+    /// Interprets some instructions, so many or to the end of their last block. True if it has ended before: the guest has come to a breakpoint, or does not go
     /// on as it was to.
     fn interpret_while(&mut self, most: usize, goes_on: impl Fn(&Self) -> bool) -> bool {
+        let end = self.cpu.counters.instructions + most as u64;
+        // An instruction that faults does not count, so the blocks are counted, too.
         for _ in 0..most {
             if !goes_on(self) || self.cpu.is_at_breakpoint(&mut self.board) {
                 return true;
             }
-            self.interpret();
+            if self.cpu.counters.instructions >= end {
+                break;
+            }
+            self.interpret_block();
         }
         false
     }

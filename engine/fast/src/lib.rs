@@ -461,6 +461,15 @@ impl Fast {
         }
     }
 
+    /// Interprets a block, or one instruction where something may come between two.
+    fn interpret_block(&mut self) {
+        let before = self.cpu.counters.instructions;
+        if let Err(fault) = self.cpu.advance(&mut self.board) {
+            self.cpu.exception(&mut self.board, fault);
+        }
+        self.statistics.interpreted += self.cpu.counters.instructions - before;
+    }
+
     fn run_on(&mut self, budget: u64) -> Exit {
         loop {
             if let Some(exit) = self.cpu.must_exit(&mut self.board) {

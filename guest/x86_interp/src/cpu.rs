@@ -144,12 +144,21 @@ impl<S: System> Cpu<S> {
             if self.leaves_to_observer() {
                 return Exit::Leave;
             }
-            let alone = self.must_step() || self.is_among_breakpoints();
-            let outcome = if alone { self.step(sys) } else { self.run_block(sys) };
-            if let Err(fault) = outcome {
+            if let Err(fault) = self.advance(sys) {
                 self.exception(sys, fault);
             }
         }
+    }
+
+    /// Executes the block at RIP, or its first instruction where something may come between two. An exception is returned as by
+    /// [`Cpu::step`].
+    ///
+    /// # Errors
+    /// The exception an instruction raised.
+    #[inline]
+    pub fn advance(&mut self, sys: &mut S) -> Result<(), Fault> {
+        let alone = self.must_step() || self.is_among_breakpoints();
+        if alone { self.step(sys) } else { self.run_block(sys) }
     }
 
     /// Why [`Cpu::run`] would return at once, if it would.

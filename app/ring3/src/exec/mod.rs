@@ -36,7 +36,7 @@ use crate::{
     control::{self, ControlListener, Hand, Status},
     failure::Failure,
     isolation,
-    known_blocks::KernelBlocks,
+    known_blocks::{KernelBlocks, StartedFor},
     machine, output, servers, spawner,
 };
 pub use crate::{
@@ -163,7 +163,8 @@ fn make(
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);
     let clock = machine::ready(clock);
-    let blocks = arguments.engine.known_blocks.of(&made.description.kernel, made.description.cpus);
+    let (kernel, cpus) = (&made.description.kernel, made.description.cpus);
+    let blocks = arguments.engine.known_blocks.of(kernel, StartedFor::Exec, cpus);
     let (console, known) = (Box::new(tail.clone()), blocks.blocks());
     let turns = machine::turns(arguments.engine.crowded, made.description.cpus);
     let host_parts = machine::host(clock.clone(), console, attachments, known, turns);

@@ -384,3 +384,21 @@ fn what_follows_a_write_to_code_is_interpreted_with_it() {
     let faults = fast.statistics.exits[WedgeExit::KernelSignal.number()];
     assert!(faults < u64::from(TIMES) / 2, "{faults} faults");
 }
+
+/// Of #UD, whose handler is no instruction either, none is ever done.
+#[test]
+fn faults_without_an_end_end_what_is_interpreted_in_one_go() {
+    const INVALID_OPCODE: u64 = 6;
+    let mut v = in_kernel();
+    (v.idtr.base, v.idtr.limit) = (OTHER.0, 0x7ff);
+    (v.gdtr.base, v.gdtr.limit) = (OTHER.0 + 0x800, 0xf);
+    let gate = 8 << 16 | 0x8e << 40;
+    let mut fast = machine(v, User::Direct, &[0x0f, 0x0b], &[]);
+    let low = CODE.0 & 0xffff | (CODE.0 >> 16 & 0xffff) << 48;
+    fast.ram().store64(OTHER.1 + INVALID_OPCODE * 16, gate | low);
+    fast.ram().store64(OTHER.1 + INVALID_OPCODE * 16 + 8, CODE.0 >> 32);
+    fast.ram().store64(OTHER.1 + 0x808, 0x00af_9b00_0000_ffff); // 64-bit code
+    assert!(!fast.interpret_while(10, |_| true), "nothing else ends it");
+    let stack = DATA.0 + PAGE / 2 - fast.vcpu().gpr[reg::RSP];
+    assert_eq!((fast.vcpu().rip, stack), (CODE.0, 40 + 9 * 48), "ten faults");
+}
