@@ -8,13 +8,15 @@ pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
 pub const NO_USER: u64 = BIAS;
 /// See [`NO_USER`].
 pub const UPPER_USER: u64 = 0x7e80_0000_0000;
-/// The host's FS base in translated code while the guest's GS base is a user address: whatever
+/// The host's FS base in translated code while the guest's GS base is a user address other than zero: whatever
 /// kernel code adds to it, the host refuses the access.
 pub const NOWHERE: u64 = 0xffff_8000_0000_0000;
 
-/// The host's FS base in translated code, for a GS base of the guest.
+/// The host's FS base in translated code, for a GS base of the guest. By a base of zero Linux has its first CPU's variables
+/// as it starts (since 6.15): they lie in the last 2 GiB.
 pub fn percpu(gs_base: u64, bias: u64) -> u64 {
-    if gs_base >> 63 == 0 { NOWHERE } else { gs_base.wrapping_add(bias) }
+    let is_user = gs_base.wrapping_sub(1) >> 63 == 0;
+    if is_user { NOWHERE } else { gs_base.wrapping_add(bias) }
 }
 
 /// log2 of the bytes of a region: user and kernel memory do not share one.

@@ -185,7 +185,7 @@ fn place_initrd(
     let start = loader.reserve_high("initrd", len, PAGE, max.saturating_add(1))?;
     let mut at = start;
     for module in request.modules {
-        loader.memory().write_gpa(at, module.data)?;
+        loader.memory().write_untouched(at, module.data)?;
         let next = at + aligned(module.data);
         at += module.data.len() as u64;
         zero(loader.memory(), at, next - at)?;

@@ -138,7 +138,7 @@ pub(crate) fn zero(memory: &Ram, gpa: u64, len: u64) -> Result<(), OutOfRam> {
     let mut done = 0;
     while done < len {
         let step = (len - done).min(CHUNK.len() as u64);
-        memory.write_gpa(gpa.saturating_add(done), &CHUNK[..step as usize])?;
+        memory.write_untouched(gpa.saturating_add(done), &CHUNK[..step as usize])?;
         done += step;
     }
     Ok(())

@@ -402,3 +402,34 @@ fn faults_without_an_end_end_what_is_interpreted_in_one_go() {
     let stack = DATA.0 + PAGE / 2 - fast.vcpu().gpr[reg::RSP];
     assert_eq!((fast.vcpu().rip, stack), (CODE.0, 40 + 9 * 48), "ten faults");
 }
+
+/// As Linux has its first CPU's variables before it has memory for those of all CPUs.
+#[test]
+fn variables_are_found_by_a_base_of_zero() {
+    const TIMES: u64 = 100;
+    let mut a = CodeAssembler::new(64).expect("64 bits");
+    let mut again = a.create_label();
+    let code = (|| {
+        a.mov(ecx, TIMES as u32)?;
+        a.set_label(&mut again)?;
+        a.swapgs()?;
+        a.inc(dword_ptr(OTHER.0).gs())?;
+        a.swapgs()?;
+        a.call(rax)?;
+        a.dec(ecx)?;
+        a.jne(again)?;
+        a.hlt()?;
+        a.assemble(CODE.0)
+    })();
+    let code = code.expect("encodable");
+    let mut v = in_kernel();
+    v.gpr[reg::RAX] = CODE.0 + PAGE / 2;
+    v.seg[seg::GS].base = PROGRAM.0;
+    v.rflags |= flags::IF; // each access that faults is interpreted alone
+    let mut fast = machine(v, User::Direct, &code, &[]);
+    fast.ram().write(CODE.1 + PAGE / 2, &[0xc3]); // ret
+    assert_eq!(fast.run(u64::MAX), Exit::Halted);
+    assert_eq!(fast.ram().load64(OTHER.1), TIMES);
+    let faults = fast.statistics.exits[WedgeExit::KernelSignal.number()];
+    assert!(faults < 3, "{faults} faults");
+}

@@ -36,11 +36,12 @@ impl Emitter<'_> {
     }
 
     /// Computes the host's FS base for a new GS base of the guest (GVA), as [`wedge_abi::percpu`] says, by the sign of the
-    /// address and without flags. Writes it to its slot, and to the CPU if `write`. Both scratch registers are lost. A
+    /// address before it and without flags. Writes it to its slot, and to the CPU if `write`. Both scratch registers are lost. A
     /// base that is not canonical faults before the slot changes.
     fn set_host_base(&mut self, base: Register, [host, biased]: [Register; 2], write: bool) {
         self.asm.mov_imm(host, u64::MAX);
-        self.asm.op3(Code::VEX_Sarx_r64_rm64_r64, host, base, host);
+        self.asm.lea(biased, sum(base, host));
+        self.asm.op3(Code::VEX_Sarx_r64_rm64_r64, host, biased, host);
         self.asm.mov_imm(biased, self.layout.bias);
         self.asm.lea(biased, sum(base, biased));
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, biased, biased, host);
