@@ -1,17 +1,20 @@
 //! Guests to run: kernels, modules and busybox out of Debian packages, kept in a cache.
 //!
-//! apt verifies what it downloads; we record the SHA-256 of every file we keep and check it
+//! apt verifies what it downloads; we record the CRC-32 of every file we keep and check it
 //! before each use, so a damaged or half-written cache is fetched again instead of used. An
-//! entry appears under its name only when complete.
+//! entry appears under its name only when complete. By the SHA-256 of a file, which is recorded as
+//! well, others know which file it is.
 
 use std::{
     env, fs,
-    io::Read,
+    io::{Read, Write as _},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result};
+use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -111,13 +114,16 @@ pub struct KernelFiles {
     pub tree: Option<PathBuf>,
 }
 
-/// What an entry holds: the SHA-256 of each of its files.
+/// What an entry holds: the SHA-256 and the CRC-32 of each of its files.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Manifest {
     /// The package it is from.
     pub package: String,
     /// Names relative to the entry, in the order given at creation, with lower-case hex digests.
     pub files: Vec<(String, String)>,
+    /// The CRC-32 of each file, in the same order. Those that kept an entry before November 2026 recorded none.
+    #[serde(default)]
+    sums: Vec<u32>,
 }
 
 /// The cache.
@@ -319,31 +325,65 @@ impl Manifest {
     /// # Errors
     /// A file cannot be read.
     pub fn of(package: &str, directory: &Path, files: &[String]) -> Result<Self> {
-        let digests = files.iter().map(|file| Ok((file.clone(), digest(&directory.join(file))?)));
-        Ok(Self { package: package.to_owned(), files: digests.collect::<Result<_>>()? })
+        let mut manifest =
+            Self { package: package.to_owned(), files: Vec::new(), sums: Vec::new() };
+        for file in files {
+            let (mut digest, mut sum) = (Sha256::new(), Hasher::new());
+            read(&directory.join(file), |piece| {
+                digest.update(piece);
+                sum.update(piece);
+            })?;
+            let digest = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+            manifest.files.push((file.clone(), digest));
+            manifest.sums.push(sum.finalize());
+        }
+        Ok(manifest)
     }
 
-    /// The manifest in a directory, if every file is there as it was recorded.
+    /// The manifest in a directory, if every file is there as it was recorded. One without CRCs is written anew, with CRCs.
     fn verified(directory: &Path) -> Option<Self> {
         let text = fs::read(directory.join(MANIFEST)).ok()?;
         let manifest: Self = serde_json::from_slice(&text).ok()?;
-        let same = |(file, recorded): &(String, String)| {
-            digest(&directory.join(file)).is_ok_and(|found| found == *recorded)
-        };
-        manifest.files.iter().all(same).then_some(manifest)
+        if manifest.sums.len() == manifest.files.len() {
+            let mut all = manifest.files.iter().zip(&manifest.sums);
+            let same = |((file, _), recorded): (&(String, String), &u32)| {
+                sum(&directory.join(file)).is_ok_and(|found| found == *recorded)
+            };
+            return all.all(same).then_some(manifest);
+        }
+        let files: Vec<_> = manifest.files.iter().map(|(file, _)| file.clone()).collect();
+        let found = Self::of(&manifest.package, directory, &files).ok()?;
+        let same = found.files == manifest.files;
+        // Who may not write here checks the digests again.
+        same.then(|| drop(found.replace(directory)));
+        same.then_some(found)
+    }
+
+    fn replace(&self, directory: &Path) -> Result<()> {
+        let readable = fs::Permissions::from_mode(0o644);
+        let mut fresh = tempfile::Builder::new().permissions(readable).tempfile_in(directory)?;
+        fresh.write_all(&serde_json::to_vec_pretty(self)?)?;
+        fresh.persist(directory.join(MANIFEST)).map(drop)?;
+        Ok(())
     }
 }
 
-fn digest(path: &Path) -> Result<String> {
+/// The CRC-32 of a file.
+fn sum(path: &Path) -> Result<u32> {
+    let mut sum = Hasher::new();
+    read(path, |piece| sum.update(piece))?;
+    Ok(sum.finalize())
+}
+
+/// Reads a file piece by piece.
+fn read(path: &Path, mut take: impl FnMut(&[u8])) -> Result<()> {
     let (mut file, mut piece) = (fs::File::open(path)?, vec![0; PIECE]);
-    let mut hash = Sha256::new();
     loop {
         match file.read(&mut piece)? {
-            0 => break,
-            count => hash.update(&piece[..count]),
+            0 => return Ok(()),
+            count => take(&piece[..count]),
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Keeps of a kernel package the image and the modules that `choose` names.
@@ -385,6 +425,26 @@ mod tests {
         let manifest = assets.entry("x", fill).expect("made again");
         assert_eq!(manifest.files.len(), 1);
         assert_eq!(fs::read(assets.root.join("x/file")).expect("there"), b"content");
+    }
+
+    #[test]
+    fn an_entry_without_sums_gets_some_if_it_is_not_damaged() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let assets = Assets::at(cache.path().to_owned());
+        let old = |damage: bool| {
+            let mut manifest = assets.entry("x", fill).expect("made");
+            manifest.sums.clear();
+            manifest.replace(&cache.path().join("x")).expect("written");
+            if damage {
+                fs::write(cache.path().join("x/file"), "rotten").expect("damaged");
+            }
+            Manifest::verified(&cache.path().join("x"))
+        };
+        let sums = [crc32fast::hash(b"content")];
+        assert_eq!(old(false).expect("as recorded").sums, sums);
+        let text = fs::read_to_string(cache.path().join("x").join(MANIFEST)).expect("there");
+        assert!(text.contains(&sums[0].to_string()), "{text}");
+        assert!(old(true).is_none());
     }
 
     #[test]

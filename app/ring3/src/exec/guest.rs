@@ -3,7 +3,7 @@
 use std::{
     env,
     ffi::OsString,
-    io,
+    io, iter,
     os::unix::{ffi::OsStrExt, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
@@ -108,17 +108,36 @@ fn shares(
 ) -> Result<Vec<Attachment>, Failure> {
     let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
     let root = Folder { keeping, ..Folder::new("/", true) };
-    let shared = |folder, tag: &str| {
-        share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices, arguments.cpus)
-    };
-    let mut attachments = vec![shared(root, protocol::ROOT_TAG)?];
-    for (index, folder) in folders.iter().enumerate() {
+    let own = |(index, folder): (usize, &PathBuf)| {
         let privileged = arguments.privileged_files;
         let folder = Folder { keeping, privileged, ..Folder::new(folder, false) };
-        attachments.push(shared(folder, &tag(index))?);
-    }
+        ShareArgument { folder, tag: tag(index) }
+    };
+    let root = ShareArgument { folder: root, tag: protocol::ROOT_TAG.to_owned() };
+    let all = iter::once(root).chain(folders.iter().enumerate().map(own)).collect();
+    let mut attachments = all_shared(all, |share| share::device(share, devices, arguments.cpus))?;
     attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
     Ok(attachments)
+}
+
+/// The devices of folders. A thread waits for the start of each folder's server, so that all start at the same time.
+fn all_shared(
+    all: Vec<ShareArgument>,
+    share: impl Fn(&ShareArgument) -> Result<Attachment, Failure> + Sync,
+) -> Result<Vec<Attachment>, Failure> {
+    let share = &share;
+    thread::scope(|scope| {
+        let start = |one| {
+            let thread = thread::Builder::new().name("folder".into());
+            thread.spawn_scoped(scope, move || share(&one))
+        };
+        let started = all.into_iter().map(start).collect::<io::Result<Vec<_>>>();
+        let started = started.map_err(|error| Failure::host(error.to_string()))?;
+        let shared = started.into_iter().map(|thread| {
+            thread.join().map_err(|_| Failure::bug("what shares a folder failed"))?
+        });
+        shared.collect()
+    })
 }
 
 /// The kernel, and the devices of what the guest sees of the host. Both take time in which little is computed, so the
