@@ -23,6 +23,8 @@ for n in $(seq 100); do grep -q 'VmRSS:.*1..... kB' /proc/$!/status && break; sl
 echo 'lose now'; waits 'recovery action'
 echo 'end now'; sleep 60; echo 'still there'
 ";
+/// What strikes both CPUs comes when the serial line is quiet. Linux says from within the exception that an event was logged, and waits for
+/// ever if the exception has struck the other CPU while it had the line's lock.
 const ALL_FAULTS: &str = "
 [[fault]]
 name = 'corrected'
@@ -34,11 +36,13 @@ name = 'lost'
 on = 'ram'
 do = { memory-error = { severity = 'action-optional', process = 'dd' } }
 console = 'lose now'
+after = '200ms'
 [[fault]]
 name = 'fatal'
 on = 'machine'
 do = { machine-check = { severity = 'fatal', bank = 2, code = 0x0400, address = 0x4321000 } }
 console = 'end now'
+after = '200ms'
 ";
 
 fn is_told_of_errors(kernel: Kernel) -> Result<()> {
