@@ -8,7 +8,9 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, EngineKind, EngineOptions, FastOptions, LockStep, ModuleFile};
+use vmm::{
+    BootProtocol, Description, EngineKind, EngineOptions, FastOptions, LockStep, ModuleFile,
+};
 
 use crate::{
     failure::Failure,
@@ -40,7 +42,8 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     let append = &arguments.append;
     let read = |what, path: &Path| read_file(what, path, memory);
     let kernel = read("kernel", &arguments.kernel)?;
-    let unpacked = arguments.engine.unpacked_kernels.of(&kernel, None);
+    let uses_unpacked = matches!(arguments.boot_protocol, BootProtocol::Auto | BootProtocol::Linux);
+    let unpacked = uses_unpacked.then(|| arguments.engine.unpacked_kernels.of(&kernel, None));
     let clock = arguments.clock.unwrap_or_else(|| usual_clock(&kernel, append));
     let mut modules = Vec::new();
     if let Some(path) = &arguments.initrd {
@@ -53,7 +56,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     }
     Ok(Description {
         kernel,
-        unpacked,
+        unpacked: unpacked.flatten(),
         modules,
         cmdline: command_line(append, clock),
         protocol: arguments.boot_protocol,

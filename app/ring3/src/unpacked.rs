@@ -39,7 +39,7 @@ const FRESH: &str = ".fresh-";
 /// hexadecimal digits, if it is known. `None` means that the image is not one to be unpacked, or that the cache cannot be
 /// written.
 pub fn of(image: &[u8], digest: Option<&str>) -> Option<Arc<dyn Unpacked>> {
-    if image.len() < LEAST || !unpacked::is_bzimage(image) {
+    if image.len() < LEAST || !unpacked::is_of_use(image) {
         return None;
     }
     let folder = Assets::open().ok()?.directory("unpacked");

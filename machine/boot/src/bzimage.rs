@@ -38,8 +38,7 @@ pub(crate) struct BzImage<'a> {
 }
 
 /// Whether `file` starts like a bzImage.
-#[must_use]
-pub fn is_bzimage(file: &[u8]) -> bool {
+pub(crate) fn is_bzimage(file: &[u8]) -> bool {
     file.get(0x202..0x206) == Some(MAGIC) && bytes::u16(file, 0x1fe) == Some(0xaa55)
 }
 

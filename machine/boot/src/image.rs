@@ -63,8 +63,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Reads an ELF kernel for x86-64 that has been unpacked before. Only a bzImage's: by which entry PVH starts it
-    /// is not looked for.
+    /// Reads the headers of an ELF kernel for x86-64 that has been unpacked before. A PVH entry point is not looked for.
     pub(crate) fn parse_unpacked(file: &'a dyn Unpacked) -> Result<Self, Error> {
         let mut head = Vec::new();
         unpacked::read(file, 0, &mut head)?;
@@ -72,7 +71,8 @@ impl<'a> Image<'a> {
             let inside = offset.checked_add(len).is_some_and(|end| end <= file.size());
             inside.then_some(Bytes::Kept { file, offset, len })
         };
-        Self::parse::<elf::FileHeader64<LittleEndian>>(&head, part)
+        let image = Self::parse::<elf::FileHeader64<LittleEndian>>(&head, part);
+        image.map_err(|_| Error::NotAsUnpacked)
     }
 
     /// Reads the headers in `file`. Of what they describe `part` has the bytes, by offset and length.

@@ -1,7 +1,10 @@
 //! A kernel that has been unpacked before, and the bytes of a segment, wherever they are.
 
-pub use crate::bzimage::is_bzimage;
-use crate::{Error, share_out::share_out};
+use crate::{
+    Error,
+    bzimage::{self, BzImage},
+    share_out::share_out,
+};
 use ram::Ram;
 use std::{
     fmt, io,
@@ -11,6 +14,12 @@ use std::{
 
 /// Bytes of each piece of an [`Unpacked`] but the last. One CPU writes so many bytes to RAM at a time.
 pub const PIECE: usize = 1 << 20;
+
+/// True if a kernel file is a bzImage of a 64-bit kernel: of others nothing that was unpacked is used.
+#[must_use]
+pub fn is_of_use(file: &[u8]) -> bool {
+    bzimage::is_bzimage(file) && BzImage::parse(file).is_ok_and(|image| image.has_64bit_entry())
+}
 
 /// The ELF file in a bzImage, unpacked by an earlier machine.
 pub trait Unpacked: fmt::Debug + Send + Sync {

@@ -4,7 +4,7 @@ use crate::images::{self, PHYSICAL, put};
 use crate::memory::{LoadedMachine, RAM, load, try_load, try_load_kept};
 use boot::{
     BootProtocol, Error, Module,
-    unpacked::{PIECE, Unpacked},
+    unpacked::{PIECE, Unpacked, is_of_use},
 };
 use std::io;
 use x86::control::{cr0, cr4, efer};
@@ -233,6 +233,29 @@ fn a_kernel_that_was_kept_unpacked_is_loaded_as_its_image_is() {
         kept.assert_kernel_at(PHYSICAL);
         assert_eq!(kept.loaded.placed, direct.loaded.placed);
         assert_eq!(format!("{:?}", kept.loaded.vcpu), format!("{:?}", direct.loaded.vcpu));
+    }
+}
+
+/// A 32-bit kernel is entered by its image's own entry point, whatever was kept.
+#[test]
+fn a_32bit_kernel_that_was_kept_is_not_used() {
+    let image = images::bzimage(&images::lz4(&images::elf32()));
+    let kept = Kept { kernel: images::elf32(), damaged: |_| false };
+    let (protocol, modules) = (BootProtocol::Auto, &[]);
+    let direct = load(&image, modules, protocol);
+    let kept = try_load_kept(&image, Some(&kept), modules, protocol).expect("it loads");
+    assert_eq!(kept.loaded.protocol, BootProtocol::BzImage);
+    assert_eq!(kept.loaded.placed, direct.loaded.placed);
+}
+
+#[test]
+fn only_bzimages_of_64bit_kernels_are_kept() {
+    let wide = images::bzimage(&images::lz4(&images::elf64()));
+    let mut narrow = wide.clone();
+    put(&mut narrow, 0x236, &[0]);
+    assert!(is_of_use(&wide));
+    for other in [&narrow[..], &images::elf64(), &wide[..0x300], b""] {
+        assert!(!is_of_use(other));
     }
 }
 
