@@ -2,8 +2,8 @@
 //!
 //! apt verifies what it downloads; we record the CRC-32 of every file we keep and check it
 //! before each use, so a damaged or half-written cache is fetched again instead of used. An
-//! entry appears under its name only when complete. By the SHA-256 of a file, which is recorded as
-//! well, others know which file it is.
+//! entry appears under its name only when complete. The SHA-256 of each file is recorded, too: what
+//! others make of a file is kept under that name.
 
 use std::{
     env, fs,
@@ -106,7 +106,7 @@ impl Kernel {
 pub struct KernelFiles {
     /// The bzImage.
     pub image: PathBuf,
-    /// Its SHA-256 in hexadecimal digits, which it had just now.
+    /// SHA-256 of the bzImage in lower-case hexadecimal digits, as recorded when the file was kept.
     pub digest: String,
     /// Modules for it, in the order to load them.
     pub modules: Vec<Module>,
@@ -121,7 +121,7 @@ pub struct Manifest {
     pub package: String,
     /// Names relative to the entry, in the order given at creation, with lower-case hex digests.
     pub files: Vec<(String, String)>,
-    /// The CRC-32 of each file, in the same order. Those that kept an entry before November 2026 recorded none.
+    /// The CRC-32 of each file, in the same order. Older manifests have none.
     #[serde(default)]
     sums: Vec<u32>,
 }

@@ -24,14 +24,14 @@ use std::{
             net::UnixStream,
         },
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
 use vhost_user::{Served, jail, sandbox};
 use vmm::KnownBlocks;
 
-use crate::spawner;
+use crate::{kept_files::make_room, spawner};
 
 /// What a file begins with. The last byte is the number of the format.
 const MAGIC: [u8; 8] = *b"ring3kb\x02";
@@ -102,7 +102,7 @@ impl KernelBlocks {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600).open(&path)?;
         let keeping = Keeping::of(&path, several)?;
-        make_room(folder, &path)?;
+        make_room(folder, &path, KERNELS)?;
         Ok(Self { blocks: Arc::new(KnownBlocks::to_note()), keeping: Some(keeping) })
     }
 
@@ -206,7 +206,7 @@ impl Whole {
         if good { Ok(blocks) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Whoever has written the file is done with it, so nobody needs to write it again.
+    /// Maps the file, which is closed to writers first: a file with all its blocks is never written again.
     fn map(&self) -> io::Result<Blocks> {
         self.file.set_permissions(Permissions::from_mode(0o400))?;
         MappedFile::of(&self.file).map(Blocks::Mapped)
@@ -243,20 +243,6 @@ fn write(file: &File, blocks: &[u8]) -> io::Result<()> {
     let len = blocks.len() as u32;
     let head = [&MAGIC[..], &len.to_le_bytes(), &hash(blocks).to_le_bytes()].concat();
     file.write_all_at(&head, 0)
-}
-
-/// Removes files until there are few enough. The machine's own stays. Of the others empty ones go first, which nobody has
-/// written to as their machines came to no good end, and then the oldest.
-fn make_room(folder: &Path, own: &Path) -> io::Result<()> {
-    let worth = |path: &PathBuf| {
-        let data = path.metadata().ok()?;
-        Some((data.len() > 0, data.modified().ok()?))
-    };
-    let others = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
-    let mut all: Vec<_> = others.filter(|path| path != own).collect();
-    all.sort_by_cached_key(worth);
-    let too_many = (all.len() + 1).saturating_sub(KERNELS);
-    all.iter().take(too_many).try_for_each(fs::remove_file)
 }
 
 #[cfg(test)]
@@ -341,7 +327,7 @@ mod tests {
             let age = std::time::Duration::from_secs(number as u64);
             file.set_modified(SystemTime::UNIX_EPOCH + age).expect("set");
         }
-        make_room(folder.path(), &folder.path().join("5")).expect("removed");
+        make_room(folder.path(), &folder.path().join("5"), KERNELS).expect("removed");
         let left = fs::read_dir(folder.path()).expect("there").count();
         assert_eq!(left, KERNELS);
         let is_there = |number: &str| folder.path().join(number).exists();

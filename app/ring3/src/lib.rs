@@ -44,6 +44,7 @@ mod gdb;
 mod hvc;
 mod injection;
 mod isolation;
+mod kept_files;
 mod kernel;
 mod known_blocks;
 mod log;

@@ -20,6 +20,8 @@ use kernels::{assets::Assets, scratch::Scratch};
 use sha2::{Digest, Sha256};
 use vmm::unpacked::{self, PIECE, Unpacked};
 
+use crate::kept_files::make_room;
+
 /// What a file begins with. The last byte is the number of the format.
 const MAGIC: [u8; 8] = *b"ring3uk\x01";
 /// Bytes of a file before the kernel: [`MAGIC`], the kernel's length, the CRC-32 of each of its pieces, and zeros.
@@ -32,12 +34,12 @@ const MOST_PIECES: usize = (HEAD - SUMS) / 4;
 const KERNELS: usize = 6;
 /// The fewest bytes of a kernel image that has a file: a smaller image is unpacked sooner than a file is read.
 const LEAST: usize = 1 << 20;
-/// What the names of folders begin with in which files are made.
+/// Prefix of the names of the folders in which files are made.
 const FRESH: &str = ".fresh-";
 
-/// What the image of a kernel unpacks to, kept for later machines if it is not yet. `digest` is the image's SHA-256 in
-/// hexadecimal digits, if it is known. `None` means that the image is not one to be unpacked, or that the cache cannot be
-/// written.
+/// Returns what a kernel image unpacks to. An image that the cache has nothing of is unpacked, and the result kept for later
+/// machines. `digest` is the image's SHA-256 in hexadecimal digits, if it is known. `None` means that images of this kind are
+/// not kept, or that the cache cannot be written.
 pub fn of(image: &[u8], digest: Option<&str>) -> Option<Arc<dyn Unpacked>> {
     if image.len() < LEAST || !unpacked::is_of_use(image) {
         return None;
@@ -57,7 +59,7 @@ fn in_folder(folder: &Path, image: &[u8], digest: Option<&str>) -> io::Result<Ar
         return Err(io::ErrorKind::InvalidData.into());
     };
     keep(folder, &path, &kernel)?;
-    make_room(folder, &path)?;
+    make_room(folder, &path, KERNELS)?;
     let kept = Kept::open(&path)?.ok_or(io::ErrorKind::NotFound)?;
     Ok(Arc::new(kept))
 }
@@ -84,15 +86,6 @@ fn keep(folder: &Path, path: &Path, kernel: &[u8]) -> io::Result<()> {
     fs::rename(fresh, path)
 }
 
-/// Removes what was used the longest ago until there are few enough files. `own` stays.
-fn make_room(folder: &Path, own: &Path) -> io::Result<()> {
-    let files = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
-    let mut others: Vec<PathBuf> = files.filter(|path| path.is_file() && path != own).collect();
-    others.sort_by_cached_key(|path| path.metadata().and_then(|data| data.modified()).ok());
-    let too_many = (others.len() + 1).saturating_sub(KERNELS);
-    others.iter().take(too_many).try_for_each(fs::remove_file)
-}
-
 /// A file of the cache.
 #[derive(Debug)]
 struct Kept {
@@ -104,7 +97,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Looks at a file's head and length. `None` means that the file was cut off, or is of another format.
+    /// Opens a file, and checks its head and its length. `None` means that the file was cut off, or is of another format.
     fn open(path: &Path) -> io::Result<Option<Self>> {
         let file = File::open(path)?;
         let mut head = [0; HEAD];
@@ -118,7 +111,7 @@ impl Kept {
             return Ok(None);
         }
         let sums = sums.as_chunks().0.iter().take(pieces).map(|sum| u32::from_le_bytes(*sum));
-        // Who was used last stays longest. Where that cannot be noted, it goes by age.
+        // The file that was used last stays longest. Where its use cannot be noted, its age counts.
         let _ = file.set_modified(SystemTime::now());
         Ok(Some(Self { path: path.to_owned(), len, sums: sums.collect(), file }))
     }
@@ -206,7 +199,7 @@ mod tests {
             file.set_modified(time).expect("set");
         }
         Kept::open(&path(0)).expect("there").expect("used now");
-        make_room(folder.path(), &path(3)).expect("removed");
+        make_room(folder.path(), &path(3), KERNELS).expect("removed");
         let there: Vec<_> = (0..=KERNELS).filter(|number| path(*number).exists()).collect();
         assert_eq!(there, [0, 2, 3, 4, 5, 6]);
     }

@@ -39,7 +39,7 @@ pub struct Machine {
     pub(crate) outlet: ConsoleOutlet,
     pub(crate) releases: Vec<Release>,
     pub(crate) known_blocks: Arc<KnownBlocks>,
-    /// Its process ends with it.
+    /// This process ends when the machine has ended.
     pub(crate) is_last: bool,
     devices: Arc<[LoggedDevice]>,
     ram: Ram,

@@ -74,7 +74,7 @@ pub(crate) fn start(
 
 /// A vCPU's thread that makes its engine, and then waits.
 struct StartingVcpu {
-    /// Why the vCPU is interpreted, if nobody asked for that.
+    /// Comes when the engine is made: the reason why the engine is the interpreter, if nobody asked for that one.
     made: Receiver<Result<Option<String>, Error>>,
     /// Lets the thread go on. Without it the thread ends.
     go: Sender<()>,
@@ -126,7 +126,7 @@ struct Vm {
     /// What the vCPUs of the fast engine share.
     guest: Arc<fast::Machine>,
     vcpus: usize,
-    /// The process ends with the machine.
+    /// This process ends when the machine has ended.
     is_last: bool,
     control: Control,
     events: Arc<Events>,

@@ -178,7 +178,7 @@ impl Affinity {
         self.go_to(to, wedges);
     }
 
-    /// Binds the vCPU, with its wedges, to the CPU at an index.
+    /// Binds the vCPU, with its wedges, to the CPU with index `at`.
     fn go_to(&mut self, to: usize, wedges: impl FnOnce() -> Vec<i32>) {
         if to == self.at {
             return;

@@ -293,8 +293,8 @@ impl Fast {
         }
     }
 
-    /// Interprets some instructions, so many or to the end of their last block. True if it has ended before: the guest has come to a breakpoint, or does not go
-    /// on as it was to.
+    /// Interprets block by block until `most` instructions are done. True if the guest has come to a breakpoint before that, or
+    /// if `goes_on` has said no.
     fn interpret_while(&mut self, most: usize, goes_on: impl Fn(&Self) -> bool) -> bool {
         let end = self.cpu.counters.instructions + most as u64;
         // An instruction that faults does not count, so the blocks are counted, too.

@@ -12,8 +12,8 @@ pub const UPPER_USER: u64 = 0x7e80_0000_0000;
 /// kernel code adds to it, the host refuses the access.
 pub const NOWHERE: u64 = 0xffff_8000_0000_0000;
 
-/// The host's FS base in translated code, for a GS base of the guest. By a base of zero Linux has its first CPU's variables
-/// as it starts (since 6.15): they lie in the last 2 GiB.
+/// The host's FS base in translated code, for a GS base of the guest. Linux uses a base of
+/// zero for its first CPU's variables as it starts (since 6.15). These variables lie in the last 2 GiB.
 pub fn percpu(gs_base: u64, bias: u64) -> u64 {
     let is_user = gs_base.wrapping_sub(1) >> 63 == 0;
     if is_user { NOWHERE } else { gs_base.wrapping_add(bias) }

@@ -23,8 +23,8 @@ for n in $(seq 100); do grep -q 'VmRSS:.*1..... kB' /proc/$!/status && break; sl
 echo 'lose now'; waits 'recovery action'
 echo 'end now'; sleep 60; echo 'still there'
 ";
-/// What strikes both CPUs comes when the serial line is quiet. Linux says from within the exception that an event was logged, and waits for
-/// ever if the exception has struck the other CPU while it had the line's lock.
+/// The machine checks that strike both CPUs come when the serial line is quiet. In the exception Linux prints that an event was logged.
+/// That print never ends if the exception has struck the other CPU while that CPU had the lock of the line.
 const ALL_FAULTS: &str = "
 [[fault]]
 name = 'corrected'

@@ -385,7 +385,7 @@ fn what_follows_a_write_to_code_is_interpreted_with_it() {
     assert!(faults < u64::from(TIMES) / 2, "{faults} faults");
 }
 
-/// Of #UD, whose handler is no instruction either, none is ever done.
+/// The handler of #UD begins with no instruction either, so no instruction is ever completed.
 #[test]
 fn faults_without_an_end_end_what_is_interpreted_in_one_go() {
     const INVALID_OPCODE: u64 = 6;
@@ -403,7 +403,7 @@ fn faults_without_an_end_end_what_is_interpreted_in_one_go() {
     assert_eq!((fast.vcpu().rip, stack), (CODE.0, 40 + 9 * 48), "ten faults");
 }
 
-/// As Linux has its first CPU's variables before it has memory for those of all CPUs.
+/// Linux finds its first CPU's variables so, before it has memory for those of all CPUs.
 #[test]
 fn variables_are_found_by_a_base_of_zero() {
     const TIMES: u64 = 100;

@@ -36,7 +36,7 @@ impl Emitter<'_> {
     }
 
     /// Computes the host's FS base for a new GS base of the guest (GVA), as [`wedge_abi::percpu`] says, by the sign of the
-    /// address before it and without flags. Writes it to its slot, and to the CPU if `write`. Both scratch registers are lost. A
+    /// base minus one and without flags. Writes it to its slot, and to the CPU if `write`. Both scratch registers are lost. A
     /// base that is not canonical faults before the slot changes.
     fn set_host_base(&mut self, base: Register, [host, biased]: [Register; 2], write: bool) {
         self.asm.mov_imm(host, u64::MAX);
