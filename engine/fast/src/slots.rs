@@ -432,7 +432,7 @@ impl<W: Process> Slots<W> {
 
     /// The regions that are the kernel's: HVAs.
     pub fn kernel_regions(&self) -> Vec<u64> {
-        self.kernel_regions.clone().take().collect()
+        self.kernel_regions.starts().collect()
     }
 
     /// The uppermost page tables of the programs that are known: GPAs.

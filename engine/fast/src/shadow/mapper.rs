@@ -115,8 +115,8 @@ impl<W: Process> Mapper<W> {
     /// Drops every mapping of the user's.
     pub(super) fn clear_user(&mut self) -> Result<(), Error> {
         self.wedge.clear_lookups();
-        for hva in self.mappings.take_user_regions() {
-            self.clear_region(hva)?;
+        for start in self.mappings.take_user_regions() {
+            self.unmap_range(start, extent(start).1)?;
         }
         self.mappings.forget_user();
         Ok(())

@@ -15,7 +15,7 @@ use super::{
     EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE, local::Locals,
     near::NearSites, part, places::Places, seen::SeenTables,
 };
-use crate::regions::Regions;
+use crate::regions::{Regions, extent};
 use rustc_hash::FxHashSet;
 use std::{collections::BTreeMap, ops::Range};
 use user::UserPages;
@@ -306,9 +306,15 @@ impl Mappings {
         stand_ins.map(|(hva, _)| *hva).collect()
     }
 
-    /// Takes out the regions that have anything of the user's: first HVAs.
-    pub(super) fn take_user_regions(&mut self) -> impl Iterator<Item = u64> + use<> {
-        self.user_regions.take()
+    /// Takes out the regions that have anything of the user's. Nothing in them is mapped any more: first HVAs.
+    pub(super) fn take_user_regions(&mut self) -> Vec<u64> {
+        let regions = std::mem::take(&mut self.user_regions);
+        let starts: Vec<_> = regions.starts().collect();
+        for start in &starts {
+            self.forget_mapped(*start, extent(*start).1);
+        }
+        self.forget_places(|hva| regions.has(hva));
+        starts
     }
 
     /// These pages are not mapped any more.
@@ -327,18 +333,26 @@ impl Mappings {
     }
 
     fn forget_large_within(&mut self, hva: u64, len: u64) {
-        self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
+        let first = self.large_at(hva).map_or(hva, |(start, _)| start);
+        self.large.extract_if(first..hva + len, |_, _| true).for_each(drop);
     }
 
     /// Nothing in a region is mapped any more.
     pub(super) fn forget_region(&mut self, start: u64, len: u64) {
-        let gone = |hva: u64| hva.wrapping_sub(start) < len;
-        self.large.retain(|hva, _| !gone(*hva));
-        self.parts.retain(|(hva, _)| !gone(*hva));
-        self.local.forget(start, len);
+        self.forget_mapped(start, len);
+        self.forget_places(|hva| hva.wrapping_sub(start) < len);
+    }
+
+    /// Nothing in a region is mapped any more, but RAM pages may still be noted to be there.
+    fn forget_mapped(&mut self, start: u64, len: u64) {
+        self.forget_large_within(start, len);
+        self.parts.retain(|(hva, _)| hva.wrapping_sub(start) >= len);
         self.seen.forget(start, len);
-        self.user.remove_range(start, len);
-        self.kernel.retain(|hva, _| !gone(*hva));
+        self.forget_pages(start, len);
+    }
+
+    /// RAM pages are at these HVAs no more.
+    fn forget_places(&mut self, gone: impl Fn(u64) -> bool) {
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hva| !gone(hva));
         }
