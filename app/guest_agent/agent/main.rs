@@ -9,6 +9,7 @@ mod clock;
 mod cpus;
 #[path = "../src/lists.rs"]
 mod lists;
+mod memory;
 mod modules;
 mod net;
 mod process;

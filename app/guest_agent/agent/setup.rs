@@ -12,6 +12,7 @@ use std::{
 };
 
 use crate::{
+    memory,
     protocol::{self, AgentRequest},
     sys::{self, MS_MOVE, MS_RDONLY},
 };
@@ -26,19 +27,11 @@ pub fn first() -> Result<File> {
     for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         mount(kind.as_bytes(), target.as_bytes(), kind, 0, "")?;
     }
-    keep_memory_in_order();
+    memory::set_up();
     load_modules()?;
     sys::connect_to_host(protocol::CONTROL).map_err(|error| {
         format!("no vsock: {error} (a kernel that is a file may need --modules)")
     })
-}
-
-/// Has the kernel give pages that a CPU has freed back to its allocator early, which puts them together again. It would keep
-/// tens of MiB of them in a list, and hand them out last in, first out: the frames of a file would come in descending order. Pages
-/// whose frames ascend with their addresses cost the machine one mapping of the host's, others one each.
-fn keep_memory_in_order() {
-    // A part of memory so small that the kernel's own minimum holds: four batches. A kernel without the setting is slower.
-    let _ = fs::write("/proc/sys/vm/percpu_pagelist_high_fraction", "1000000");
 }
 
 fn load_modules() -> Result<()> {

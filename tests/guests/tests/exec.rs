@@ -413,3 +413,21 @@ fn programs_are_at_the_same_addresses_unless_asked() -> Result<()> {
     ensure!(said == "1\n4\n", "{said}{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
+
+/// Linux since 6.8 can answer a first touch with more than a page. Not where its command line says otherwise.
+#[test]
+fn memory_is_handed_out_in_pieces_where_the_kernel_can() -> Result<()> {
+    const PIECES: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB";
+    let script = format!(
+        "head -c 4000000 /dev/zero | tail -c 4000000 > /dev/null; cat {PIECES}/enabled {PIECES}/stats/anon_fault_alloc"
+    );
+    for (append, means) in [("quiet", "inherit"), ("thp_anon=16K:always", "never")] {
+        let options = ["--kernel=debian-13", "--append", append];
+        let output = exec_with(&options, Path::new("/"), &script)?.output()?;
+        let said = String::from_utf8(output.stdout)?;
+        let (setting, pieces) = said.trim_end().split_once('\n').context("two lines")?;
+        ensure!(setting.contains(&format!("[{means}]")), "{append}: {said}");
+        ensure!((pieces.parse::<u32>()? != 0) == (means == "inherit"), "{append}: {said}");
+    }
+    Ok(())
+}
