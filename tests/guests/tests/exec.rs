@@ -431,3 +431,14 @@ fn memory_is_handed_out_in_pieces_where_the_kernel_can() -> Result<()> {
     }
     Ok(())
 }
+
+/// Linux 7.2 would end each turn of a process by a timer of its own.
+#[test]
+fn the_newest_linux_switches_by_ticks() -> Result<()> {
+    const FEATURES: &str =
+        "mount -t debugfs none /sys/kernel/debug && cat /sys/kernel/debug/sched/features";
+    let output = exec_with(&["--kernel=debian-sid"], Path::new("/"), FEATURES)?.output()?;
+    let features = String::from_utf8(output.stdout)?;
+    ensure!(features.split_whitespace().any(|feature| feature == "NO_HRTICK"), "{features}");
+    Ok(())
+}
