@@ -38,6 +38,8 @@ use virtio::{Interrupt, Queue, RequestLog, RingError, Shape, Telling, VirtioDevi
 use crate::{LOG, MARKS, NOTES, WORDS, early::Enabling, words::Words};
 
 #[cfg(test)]
+mod bell_tests;
+#[cfg(test)]
 mod late_tests;
 mod messages;
 
@@ -158,9 +160,10 @@ fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, 
     let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
     let asked = polled.first().is_some_and(is_ready);
     let rung = kicks.iter().zip(polled.iter().skip(1)).filter(|(_, fd)| is_ready(fd));
-    let rung = rung.map(|((index, _), _)| *index).collect();
-    // Silent from now on: the queues are looked at after this.
-    server.bell.iter().for_each(|bell| drop((&*bell.event).read(&mut [0; 8])));
+    let rung: Vec<_> = rung.map(|((index, _), _)| *index).collect();
+    // Silent from now on: its queue is looked at after this. What rings only now is heard by the next call.
+    let bell = server.bell.iter().filter(|bell| rung.contains(&bell.queue));
+    bell.for_each(|bell| drop((&*bell.event).read(&mut [0; 8])));
     Ok((asked, rung))
 }
 
