@@ -35,7 +35,7 @@ fn a_bell_that_rings_while_another_queue_is_asked_is_heard() {
         for number in 1..=RINGS {
             ring();
             while hears.load(Ordering::SeqCst) < number {
-                hint::spin_loop();
+                thread::yield_now();
             }
         }
     });
@@ -46,6 +46,8 @@ fn a_bell_that_rings_while_another_queue_is_asked_is_heard() {
             heard.fetch_add(1, Ordering::SeqCst);
             last = Instant::now();
         }
+        // On a host with one CPU whoever rings is to have its turn.
+        thread::yield_now();
         assert!(last.elapsed() < LOST, "ring {} was lost", heard.load(Ordering::SeqCst) + 1);
     }
     rings.join().expect("no panic");
