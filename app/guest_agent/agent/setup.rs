@@ -35,11 +35,11 @@ pub fn first() -> Result<File> {
     })
 }
 
-/// Has the scheduler end a turn at a tick, and not by a timer for each (`HRTICK`, which is on in Linux 7.2): a timer's interrupt
-/// and another switch of processes cost more here than a longer turn.
+/// Has the scheduler end turns of processes at ticks. Linux 7.2 would end each turn by a timer of its own (`HRTICK`). The interrupt of
+/// that timer, and the further switch of processes, cost more here than a longer turn.
 fn switch_by_ticks() {
     const DEBUG: &str = "/sys/kernel/debug";
-    // Kernels without it do so anyway. What is mounted here is out of sight once the root is another.
+    // A kernel without debugfs or HRTICK goes by ticks anyway. This mount is out of sight once the root is another.
     if mount(b"debugfs", DEBUG.as_bytes(), "debugfs", 0, "").is_ok() {
         let _ = fs::write(format!("{DEBUG}/sched/features"), "NO_HRTICK");
     }

@@ -2,8 +2,8 @@
 //!
 //! apt verifies what it downloads; we record the CRC-32 of every file we keep and check it
 //! before each use, so a damaged or half-written cache is fetched again instead of used. An
-//! entry appears under its name only when complete. The SHA-256 of each file is recorded, too: what
-//! others make of a file is kept under that name.
+//! entry appears under its name only when complete. The SHA-256 of each file is recorded as well,
+//! because other caches name by that digest what they have made of the file.
 
 use std::{
     env, fs,

@@ -43,7 +43,8 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     let read = |what, path: &Path| read_file(what, path, memory);
     let kernel = read("kernel", &arguments.kernel)?;
     let uses_unpacked = matches!(arguments.boot_protocol, BootProtocol::Auto | BootProtocol::Linux);
-    let unpacked = uses_unpacked.then(|| arguments.engine.unpacked_kernels.of(&kernel, None));
+    let unpacked = || arguments.engine.unpacked_kernels.of(&kernel, None);
+    let unpacked = uses_unpacked.then(unpacked).flatten();
     let clock = arguments.clock.unwrap_or_else(|| usual_clock(&kernel, append));
     let mut modules = Vec::new();
     if let Some(path) = &arguments.initrd {
@@ -56,7 +57,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     }
     Ok(Description {
         kernel,
-        unpacked: unpacked.flatten(),
+        unpacked,
         modules,
         cmdline: command_line(append, clock),
         protocol: arguments.boot_protocol,

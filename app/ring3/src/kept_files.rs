@@ -5,8 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Removes files of a folder until `most` are left. The file `own` stays. Of the others empty ones go first, which nobody has
-/// written to as their machines came to no good end, and then the oldest.
+/// Removes files of a folder until at most `most` are left. The file `own` stays. Empty files go first: their machines ended badly,
+/// before anything was written. Then the oldest files go.
 pub fn make_room(folder: &Path, own: &Path, most: usize) -> io::Result<()> {
     let worth = |path: &PathBuf| {
         let data = path.metadata().ok()?;

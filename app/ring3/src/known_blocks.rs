@@ -206,7 +206,7 @@ impl Whole {
         if good { Ok(blocks) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Maps the file, which is closed to writers first: a file with all its blocks is never written again.
+    /// Closes the file to writers, and maps it. A file that has all its blocks is never written again.
     fn map(&self) -> io::Result<Blocks> {
         self.file.set_permissions(Permissions::from_mode(0o400))?;
         MappedFile::of(&self.file).map(Blocks::Mapped)

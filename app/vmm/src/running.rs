@@ -74,7 +74,8 @@ pub(crate) fn start(
 
 /// A vCPU's thread that makes its engine, and then waits.
 struct StartingVcpu {
-    /// Comes when the engine is made: the reason why the engine is the interpreter, if nobody asked for that one.
+    /// Receives one message, when the thread has made its engine or failed. The text says why the engine is the interpreter
+    /// although nobody asked for the interpreter.
     made: Receiver<Result<Option<String>, Error>>,
     /// Lets the thread go on. Without it the thread ends.
     go: Sender<()>,

@@ -63,7 +63,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Reads the headers of an ELF kernel for x86-64 that has been unpacked before. A PVH entry point is not looked for.
+    /// Reads the headers of an ELF kernel for x86-64 that an earlier machine has unpacked. A PVH entry point is not looked for.
     pub(crate) fn parse_unpacked(file: &'a dyn Unpacked) -> Result<Self, Error> {
         let mut head = Vec::new();
         unpacked::read(file, 0, &mut head)?;

@@ -84,6 +84,12 @@ impl Bell {
         // One that has been rung 2^64 times will be looked at anyway.
         move || drop((&*event).write(&1_u64.to_ne_bytes()))
     }
+
+    /// Makes the bell silent. Whoever calls this looks at the bell's queue afterwards, since nobody else hears of the ring.
+    fn take_ring(&self) {
+        // As for doorbells, the number does not matter.
+        drop((&*self.event).read(&mut [0; 8]));
+    }
 }
 
 /// Serves until the monitor hangs up.
@@ -160,10 +166,7 @@ fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, 
     let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
     let asked = polled.first().is_some_and(is_ready);
     let rung = kicks.iter().zip(polled.iter().skip(1)).filter(|(_, fd)| is_ready(fd));
-    let rung: Vec<_> = rung.map(|((index, _), _)| *index).collect();
-    // Silent from now on: its queue is looked at after this. What rings only now is heard by the next call.
-    let bell = server.bell.iter().filter(|bell| rung.contains(&bell.queue));
-    bell.for_each(|bell| drop((&*bell.event).read(&mut [0; 8])));
+    let rung = rung.map(|((index, _), _)| *index).collect();
     Ok((asked, rung))
 }
 
@@ -377,13 +380,14 @@ impl DeviceServer {
         true
     }
 
-    /// Serves these queues, whose doorbells are silent from now on.
+    /// Serves these queues, whose bells are silent from now on.
     fn run_rung(&mut self, rung: &[usize]) {
-        let own = self.bell.as_ref().map(|bell| bell.queue);
         for index in rung {
             let ring = self.rings.get_mut(*index).filter(|ring| ring.bell().is_some());
             ring.into_iter().for_each(ServedRing::take_kick);
-            self.is_busy |= Some(*index) != own;
+            let own = self.bell.as_ref().filter(|bell| bell.queue == *index);
+            own.into_iter().for_each(Bell::take_ring);
+            self.is_busy |= own.is_none();
         }
         self.run_queues(rung);
     }

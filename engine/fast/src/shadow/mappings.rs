@@ -306,7 +306,7 @@ impl Mappings {
         stand_ins.map(|(hva, _)| *hva).collect()
     }
 
-    /// Takes out the regions that have anything of the user's. Nothing in them is mapped any more: first HVAs.
+    /// Forgets the regions that have anything of the user's, and all that is mapped in them. Returns their first HVAs, ascending.
     pub(super) fn take_user_regions(&mut self) -> Vec<u64> {
         let regions = std::mem::take(&mut self.user_regions);
         let starts: Vec<_> = regions.starts().collect();
@@ -337,13 +337,13 @@ impl Mappings {
         self.large.extract_if(first..hva + len, |_, _| true).for_each(drop);
     }
 
-    /// Nothing in a region is mapped any more.
+    /// Forgets all that is mapped in a region: first HVA and bytes.
     pub(super) fn forget_region(&mut self, start: u64, len: u64) {
         self.forget_mapped(start, len);
         self.forget_places(|hva| hva.wrapping_sub(start) < len);
     }
 
-    /// Nothing in a region is mapped any more, but RAM pages may still be noted to be there.
+    /// Forgets the mappings in a region: first HVA and bytes. Where RAM pages are is for [`Self::forget_places`] to forget.
     fn forget_mapped(&mut self, start: u64, len: u64) {
         self.forget_large_within(start, len);
         self.parts.retain(|(hva, _)| hva.wrapping_sub(start) >= len);
@@ -351,7 +351,7 @@ impl Mappings {
         self.forget_pages(start, len);
     }
 
-    /// RAM pages are at these HVAs no more.
+    /// Forgets that RAM pages are at HVAs that are `gone`.
     fn forget_places(&mut self, gone: impl Fn(u64) -> bool) {
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hva| !gone(hva));

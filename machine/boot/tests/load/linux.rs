@@ -236,7 +236,7 @@ fn a_kernel_that_was_kept_unpacked_is_loaded_as_its_image_is() {
     }
 }
 
-/// A 32-bit kernel is entered by its image's own entry point, whatever was kept.
+/// The bzImage of a 32-bit kernel is loaded as it is, even if somebody has kept what the image unpacks to.
 #[test]
 fn a_32bit_kernel_that_was_kept_is_not_used() {
     let image = images::bzimage(&images::lz4(&images::elf32()));
