@@ -56,7 +56,7 @@ fn btrfs_check_finds_lost_and_torn_writes() -> Result<()> {
 const FLIPS: &str = "mounts || exit
 fresh() { dd if=/dev/urandom of=/mnt/file bs=1M count=32 2>/dev/null; sync; right=$(md5sum < /mnt/file); }
 forget() { sync; echo 3 > /proc/sys/vm/drop_caches; }
-has() { mapped /mnt/file > /tmp/said & holder=$!; while ! grep -q mapped /tmp/said; do sleep 0.1; done; }
+has() { : > /tmp/said; mapped /mnt/file > /tmp/said & holder=$!; while ! grep -q mapped /tmp/said; do sleep 0.1; done; }
 is_right() { [ \"$(md5sum < /mnt/file)\" = \"$right\" ]; }
 waits() { for n in $(seq 150); do is_right || return; sleep 0.1; done; }
 look() {
