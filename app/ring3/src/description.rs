@@ -17,7 +17,7 @@ use crate::{
     run_arguments::RunArguments,
     values::{
         ClockChoice, ComputedJumps, Doorbells, EngineArguments, EngineChoice, GuestIsolation,
-        MemorySize, Translations, User32,
+        MemorySize, ProgramCode, Translations, User32,
     },
 };
 
@@ -128,6 +128,7 @@ pub fn engine(
         unmap_flushed: arguments.unmap_flushed(),
         scattered: arguments.scattered(),
         young_directly: arguments.young_directly(),
+        fixed_programs: arguments.program_code == ProgramCode::Fixed,
         copies_apart: arguments.copies_apart(),
         interpret_narrow: arguments.user32 == User32::Interpret,
         translations_apart: arguments.translations == Translations::Own,
@@ -310,6 +311,7 @@ mod tests {
             user32: User32::Direct,
             translations: Translations::Shared,
             computed_jumps: ComputedJumps::Land,
+            program_code: ProgramCode::Anywhere,
             known_blocks: crate::values::KnownBlocksChoice::Keep,
             unpacked_kernels: crate::values::UnpackedKernels::Keep,
             crowded: crate::values::Crowded::Free,

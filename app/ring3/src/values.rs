@@ -148,6 +148,11 @@ pub struct EngineArguments {
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = ComputedJumps::Land, hide_short_help = true)]
     pub computed_jumps: ComputedJumps,
+    /// Where the translated code of programs can be executed
+    ///
+    /// For comparison, and to narrow down a failure.
+    #[arg(long, value_enum, default_value_t = ProgramCode::Anywhere, hide_short_help = true)]
+    pub program_code: ProgramCode,
     /// Whether the blocks of the kernel's code that an earlier machine with the same kernel has run are translated before
     /// they are asked for
     ///
@@ -293,6 +298,15 @@ pub enum Doorbells {
     Wedge,
     /// The monitor
     Monitor,
+}
+
+/// Where translations of programs' code can be executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProgramCode {
+    /// Wherever the program or library is loaded: each process loads it elsewhere
+    Anywhere,
+    /// At the address that the code was translated at
+    Fixed,
 }
 
 /// How computed jumps find where they lead.

@@ -113,7 +113,7 @@ impl Code {
             Some(kept) => Cache::with_kept(layout, &mut memory, kept),
             None => Cache::new(layout, &mut memory),
         };
-        let (pages, versions, devices, breakpoints, tops) = Default::default();
+        let (pages, devices, breakpoints, tops) = Default::default();
         let (unchecked, done) = Default::default();
         Self {
             cache,
@@ -122,7 +122,7 @@ impl Code {
             tops,
             unchecked,
             pages,
-            versions,
+            versions: Versions::new(layout.origins.is_some()),
             told_faults: FxHashSet::default(),
             devices,
             breakpoints,
@@ -182,27 +182,27 @@ impl Code {
         marked: &mut Vec<u64>,
     ) -> Result<u64, NoBlock> {
         self.come_in(board.ram(), roots, user)?;
-        let variant = self.variant(pages, board.ram(), roots, (guest, ac));
-        let variant = variant.ok_or(NoBlock::Interpret)?;
-        if let Some(host) = self.cache.find(guest, variant)
-            && self.is_whole(board.ram(), roots, host)
+        let key = self.key(pages, board.ram(), roots, (guest, ac));
+        let (known, variant) = key.ok_or(NoBlock::Interpret)?;
+        if let Some(host) = self.cache.find(known, variant)
+            && self.is_whole(board.ram(), roots, (guest, host))
         {
-            self.cache.publish(&mut self.memory, guest, variant);
+            self.cache.publish(&mut self.memory, known, variant);
             return Ok(host);
         }
         if self.devices.leaves_out(guest) {
             return Err(NoBlock::Interpret);
         }
-        let mut made = self.make(pages, board, roots, (guest, ac), marked);
+        let mut made = self.make(board, roots, (guest, ac), marked);
         if made == Some(Err(Refused::Full)) {
             if !self.cache.is_alone(user) {
                 return Err(NoBlock::Full);
             }
             self.clear(pages);
-            made = self.make(pages, board, roots, (guest, ac), marked);
+            made = self.make(board, roots, (guest, ac), marked);
         }
         let host = made.and_then(Result::ok).ok_or(NoBlock::Interpret)?;
-        self.go_ahead(pages, board, roots, marked);
+        self.go_ahead(pages, board, roots, guest, marked);
         Ok(host)
     }
 
@@ -228,16 +228,23 @@ impl Code {
         Ok(())
     }
 
-    /// Makes what the newest block leads to for certain, and what that leads to, what is called and what follows a
+    /// Makes what the newest block, which is that at a GVA, leads to for certain, and what that leads to, what is called and what follows a
     /// call: asking for each in turn would cost more than some that are never used.
-    fn go_ahead(&mut self, pages: &mut Pages, board: &Board, roots: Roots, marked: &mut Vec<u64>) {
-        let mut queue: VecDeque<_> = self.cache.ahead().to_vec().into();
+    fn go_ahead(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        newest: u64,
+        marked: &mut Vec<u64>,
+    ) {
+        let mut queue: VecDeque<_> = self.ahead(newest).into();
         let mut left = AHEAD;
         while let Some(target) = queue.pop_front().filter(|_| left > 0) {
             let new = self.covers(target.0) && self.is_new(pages, board.ram(), roots, target);
-            if new && let Some(Ok(_)) = self.make(pages, board, roots, target, marked) {
+            if new && let Some(Ok(_)) = self.make(board, roots, target, marked) {
                 left -= 1;
-                queue.extend(self.cache.ahead());
+                queue.extend(self.ahead(target.0));
             }
         }
     }
@@ -246,7 +253,6 @@ impl Code {
     /// page if it can be, so that its look is for one.
     fn make(
         &mut self,
-        pages: &mut Pages,
         board: &Board,
         roots: Roots,
         target: (u64, bool),
@@ -257,18 +263,17 @@ impl Code {
         }
         let near_end = target.0 & (PAGE - 1) >= PAGE - NEAR_END;
         let of_one = !near_end || self.layout.level == Level::User;
-        let made = self.make_of(pages, board, roots, (target, !of_one), marked)?;
+        let made = self.make_of(board, roots, (target, !of_one), marked)?;
         let of_two = of_one && near_end && made == Err(Refused::Untranslatable);
         if !of_two {
             return Some(made);
         }
-        self.make_of(pages, board, roots, (target, true), marked)
+        self.make_of(board, roots, (target, true), marked)
     }
 
     /// Makes a block whose last instruction ends in the block's first page or, if it may, in the `next`.
     fn make_of(
         &mut self,
-        pages: &mut Pages,
         board: &Board,
         roots: Roots,
         ((guest, ac), next): ((u64, bool), bool),
@@ -299,14 +304,13 @@ impl Code {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        let version = self.version_of(guest, sources);
+        let named = self.version_of(board.ram(), roots, guest, sources);
+        let Some((known, version)) = named else { return Some(Err(Refused::Full)) };
         let how = How { ac, tap: stands == Some(Stands::Tap), version, ..How::default() };
-        let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
+        let made = self.cache.add(&mut self.memory, known, &bytes, here, how, sources);
         if made.is_ok() {
             self.note(guest, ac, &bytes, first);
             if self.layout.level == Level::User {
-                self.tell_of_page(pages, guest);
-                self.tell_of_page(pages, behind);
                 return Some(made);
             }
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
@@ -332,7 +336,7 @@ impl Code {
 
     /// Notes for later machines the block that has just been made at a GVA, from a page of RAM and perhaps the next.
     fn note(&self, guest: u64, ac: bool, bytes: &[u8], page: u64) {
-        let Newest { len, read, landing } = self.cache.newest();
+        let Newest { len, read, landing, .. } = self.cache.newest();
         if self.known.are_noted() && self.layout.level == Level::Kernel {
             let (bytes, len) = (&bytes[..read as usize], len as usize);
             let times = self.cache.drops(page);
@@ -544,7 +548,7 @@ mod tests {
     #[test]
     fn routines_do_not_open_keys() {
         let searching = CodeKind { landings: false, ..CodeKind::kernel(true) };
-        let user = [Operands::LookedUp, Operands::Checked].map(CodeKind::user);
+        let user = [Operands::LookedUp, Operands::Checked].map(|how| CodeKind::user(how, true));
         for kind in [CodeKind::kernel(true), searching].into_iter().chain(user) {
             let layout = layout(kind, Base::default());
             assert_eq!(keys::find(&stubs::generate(&layout)), None, "{kind:?}");

@@ -4,7 +4,11 @@
 mod tests;
 
 use crate::{
-    Fast, FaultOutcome, code::NoBlock, operand, regions::host_bias, state, temporary_mm,
+    Fast, FaultOutcome,
+    code::{Code as Translations, NoBlock},
+    operand,
+    regions::host_bias,
+    state, temporary_mm,
     vcpu_code::bias_at,
 };
 use contract::Reached;
@@ -93,34 +97,42 @@ impl Fast {
         let v = &self.cpu.vcpu;
         let (roots, rip) = (Roots::from(v), v.rip);
         let ac = v.rflags & flags::AC != 0;
-        let mut marked = Vec::new();
         let (code, pages) = (&mut self.code, &mut self.pages);
         if level == Level::User {
             code.enter_user(pages);
         }
-        let key = (level, rip, ac);
-        let block = code.block(pages, &self.board, roots, key, &mut marked);
-        self.protect(marked);
-        match block {
-            Ok(host) => {
-                if level == Level::User {
-                    self.verify(host)?;
+        // The second time the page has got a text of its own.
+        for alone in [false, true, true] {
+            let mut marked = Vec::new();
+            let key = (level, rip, ac);
+            let (code, pages) = (&mut self.code, &mut self.pages);
+            let block = code.block(pages, &self.board, roots, key, &mut marked);
+            self.protect(marked);
+            match block {
+                Ok(host) if level == Level::Kernel || self.verify(rip, host)? => {
+                    return Ok(Some(host));
                 }
-                return Ok(Some(host));
+                Ok(_) => {
+                    let move_away = |code: &mut Translations| {
+                        code.move_away(self.board.ram(), roots, rip, alone)
+                    };
+                    self.code.with(level, move_away);
+                }
+                Err(NoBlock::Interpret) => break,
+                Err(NoBlock::Full) => return self.leave_full_translation().map(|()| None),
+                Err(NoBlock::Foreign) => return self.part_from_others().map(|()| None),
             }
-            Err(NoBlock::Interpret) => {}
-            Err(NoBlock::Full) => self.leave_full_translation()?,
-            Err(NoBlock::Foreign) => self.part_from_others()?,
         }
         Ok(None)
     }
 
-    /// Lets the block of user code at an HVA run in the current slot, whose page tables have led to the block.
-    fn verify(&mut self, host: u64) -> Result<(), Error> {
-        let (versions, generation) = self.code.versions_of(host);
+    /// Lets the block of user code at an HVA, which is that at a GVA, run in the current slot, whose page tables have led to the block.
+    /// False if the block's text lies elsewhere there.
+    fn verify(&mut self, gva: u64, host: u64) -> Result<bool, Error> {
+        let (pages, generation) = self.code.code_pages_of((gva, host));
         let slot = self.slots.current()?;
-        versions.into_iter().flatten().for_each(|index| slot.verify_code(index, generation));
-        Ok(())
+        let mut verify = |(page, gva)| slot.verify_code(page, gva, generation);
+        Ok(pages.into_iter().flatten().all(&mut verify))
     }
 
     /// Goes on after an exit from translated code.
@@ -236,7 +248,7 @@ impl Fast {
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
             if !page_fault || !self.maps_what_is_missing(&position)? {
                 if page_fault {
-                    self.tell_fault_state(pc, &position);
+                    self.tell_fault_state(pc);
                 }
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
@@ -265,14 +277,14 @@ impl Fast {
     }
 
     /// Has wedges know the state at an instruction that has faulted: a program's, or one of the kernel's inside STAC..CLAC.
-    fn tell_fault_state(&mut self, pc: u64, position: &Position) {
+    fn tell_fault_state(&mut self, pc: u64) {
         let page = self.pages.vcpu_page();
         let level = match (page.regs.cpl, page.regs.ac) {
             (3, _) => Level::User,
             (0, 1..) => Level::Kernel,
             _ => return,
         };
-        self.code.tell_fault_state(level, pc, position);
+        self.code.tell_fault_state(level, pc);
     }
 
     /// Maps what a translated instruction has missed. True if the instruction can go on.
@@ -411,7 +423,8 @@ impl Fast {
 
     /// The guest instruction that a host PC belongs to.
     fn position(&self, pc: u64) -> Option<Position> {
-        self.code.position(self.pages.base(), pc)
+        let position = self.code.position(self.pages.base(), pc)?;
+        Some(Position { guest: self.slots.resolve(position.guest), ..position })
     }
 
     fn code_at(&self, pc: u64) -> [u8; 2] {

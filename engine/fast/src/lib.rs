@@ -243,7 +243,7 @@ impl Fast {
         if !options.young_directly && user::may_look_up(modes) {
             slots.look_for_youths();
         }
-        let code = VcpuCode::new(&pages, board.ram(), translation, modes.user);
+        let code = VcpuCode::new(&pages, board.ram(), translation, &modes);
         let statistics = FastStatistics::default();
         let checker = options.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
@@ -576,7 +576,7 @@ impl Engine for Fast {
         let probes = &self.taps.replace(probes, translates, &mut self.pages);
         self.board.set_watchers(&probes.watchers);
         self.cpu.set_probes(&probes.but_taps());
-        self.code.set_probes(probes);
+        self.code.set_probes(&mut self.pages, probes);
         let user = probes.pages().into_iter().filter(|page| page >> 63 == 0).collect();
         for page in self.slots.set_probed(user) {
             // The wedge asks before it has the page executed.

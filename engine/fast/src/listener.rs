@@ -2,6 +2,7 @@
 
 use crate::process::Process;
 use wedge::{Error, MapCommand, MapReport, Pages, WedgeRam};
+use wedge_abi::TextPage;
 
 /// A process that only remembers what it was told.
 #[derive(Default)]
@@ -47,7 +48,12 @@ impl Process for Listener {
     fn has_verified_code(&self) -> bool {
         false
     }
-    fn verify_code(&mut self, _: u32, _: u64) {}
+    fn verify_code(&mut self, _: TextPage, _: u64, _: u64) -> bool {
+        true
+    }
+    fn resolve(&self, place: u64) -> u64 {
+        place
+    }
     fn clear_lookups(&mut self) {}
     fn protect_lookups(&mut self, _: u64) {}
     fn displaced(&mut self, _: u64) {}

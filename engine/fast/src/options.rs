@@ -42,6 +42,8 @@ pub struct Options {
     pub scattered: Scattered,
     /// Processes that have just begun run directly, too, not translated with look-ups.
     pub young_directly: bool,
+    /// Translations of programs' code are each for one address, not for wherever the program is loaded.
+    pub fixed_programs: bool,
     /// Processes share no copies of code where they execute copies, which is where a program could load protection keys.
     pub copies_apart: bool,
     /// 32-bit user code is interpreted, even where the host can run it.

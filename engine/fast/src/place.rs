@@ -176,7 +176,7 @@ impl Fast {
         let scans = machine.scans.with_copies_apart(self.modes.options.copies_apart);
         self.slots.share(translation.sites.clone(), scans, machine.low.clone());
         self.pages.move_to(Arc::clone(&translation.common)).map_err(Error::Start)?;
-        self.code.begin_again(&self.pages, self.board.ram(), translation, self.modes.user);
+        self.code.begin_again(&mut self.pages, self.board.ram(), translation, &self.modes);
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));
         for hva in regions.filter(|hva| is_mappable(base, *hva)) {
             self.give_to_kernel(hva);

@@ -2,6 +2,7 @@
 //! a table, and which counts what they grant.
 
 use wedge::{Error, MapCommand, MapReport, Pages, Wedge, WedgeRam};
+use wedge_abi::TextPage;
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
@@ -50,7 +51,9 @@ pub trait Process: Sized {
     /// See [`Wedge::has_verified_code`].
     fn has_verified_code(&self) -> bool;
     /// See [`Wedge::verify_code`].
-    fn verify_code(&mut self, index: u32, generation: u64);
+    fn verify_code(&mut self, page: TextPage, gva: u64, generation: u64) -> bool;
+    /// See [`Wedge::resolve`].
+    fn resolve(&self, place: u64) -> u64;
     /// There are no look-ups any more.
     fn clear_lookups(&mut self);
     /// No look-up lets the RAM page at this offset be written any more.
@@ -115,8 +118,11 @@ impl Process for Wedge {
     fn has_verified_code(&self) -> bool {
         self.has_verified_code()
     }
-    fn verify_code(&mut self, index: u32, generation: u64) {
-        self.verify_code(index, generation);
+    fn verify_code(&mut self, page: TextPage, gva: u64, generation: u64) -> bool {
+        self.verify_code(page, gva, generation)
+    }
+    fn resolve(&self, place: u64) -> u64 {
+        self.resolve(place)
     }
     fn clear_lookups(&mut self) {
         self.clear_lookups();

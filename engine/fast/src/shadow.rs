@@ -41,7 +41,7 @@ use pressure::Pressure;
 use ram::Ram;
 use std::time::Instant;
 use wedge::{Error, MapReport, Wedge};
-use wedge_abi::Base;
+use wedge_abi::{Base, TextPage};
 use x86::paging::{self, Roots};
 use youth::{PageUse, Youth};
 
@@ -234,9 +234,15 @@ impl<W: Process> Space<W> {
         self.pressure.look(Scattered::Map);
     }
 
-    /// The page of translated user code with this index may be executed.
-    pub fn verify_code(&mut self, index: u32, generation: u64) {
-        self.mapper.wedge_mut().verify_code(index, generation);
+    /// A page of translated user code may be executed at a GVA. False if its text lies elsewhere here.
+    #[must_use]
+    pub fn verify_code(&mut self, page: TextPage, gva: u64, generation: u64) -> bool {
+        self.mapper.wedge_mut().verify_code(page, gva, generation)
+    }
+
+    /// The GVA of a place of user code; what is no place stays.
+    pub fn resolve(&self, place: u64) -> u64 {
+        self.mapper.wedge().resolve(place)
     }
 
     /// Drops every mapping.

@@ -181,6 +181,11 @@ impl<W: Process> Slots<W> {
         self.spaces.last_mut().map(Box::as_mut).ok_or(Error::NoSpace)
     }
 
+    /// The GVA of a place of user code in the current slot; what is no place stays.
+    pub fn resolve(&self, place: u64) -> u64 {
+        self.spaces.last().map_or(place, |space| space.resolve(place))
+    }
+
     /// Has guest code run in the current slot, which has these page tables, and with `passing` in those that it
     /// selects by itself and that have no orders. False if orders could not be carried out: what has failed starts
     /// over with nothing mapped.

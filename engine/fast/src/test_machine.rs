@@ -27,6 +27,7 @@ pub const OPTIONS: Options = Options {
     unmap_flushed: false,
     scattered: Scattered::Lookup,
     young_directly: false,
+    fixed_programs: false,
     copies_apart: false,
     interpret_narrow: false,
     translations_apart: false,

@@ -92,7 +92,8 @@ impl Fast {
         let scattered = self.modes.options.scattered;
         let filled = self.pages.vcpu_page().counters.lookups;
         let slot = self.slots.current()?;
-        if !may_look_up(self.modes) || !self.cpu.vcpu.is_64bit() {
+        let may = may_look_up(self.modes) && !self.code.has_probes_at_places();
+        if !may || !self.cpu.vcpu.is_64bit() {
             slot.looks_nothing_up();
             return Ok(false);
         }

@@ -1,7 +1,7 @@
 //! The translated code that a vCPU executes: the kernel's, which is its machine's, and the user's, which is its own.
 
 use crate::{
-    User,
+    Modes, User,
     code::{self, Code, CodeKind, NoBlock, Operands},
     machine::{Share, Translation},
 };
@@ -15,7 +15,7 @@ use ram::Ram;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use wedge::Pages;
-use wedge_abi::{Base, STUBS, USER_CACHE, version_key};
+use wedge_abi::{Base, STUBS, TextPage, USER_CACHE, placed_key, version_key};
 use x86::{
     Vcpu,
     paging::{Access, Roots},
@@ -30,7 +30,9 @@ pub struct VcpuCode {
     probes: Probes,
     /// Memory operands of user code are looked up.
     look_up: bool,
-    /// Of each page of user code, by its key ([`wedge_abi::version_key`]), how many new processes have needed that page first.
+    /// User code is for places, not for addresses.
+    placed: bool,
+    /// Of each page of user code, by [`placed_key`] or [`version_key`], how many new processes have needed that page first.
     firsts: FxHashMap<u64, u8>,
 }
 
@@ -40,25 +42,27 @@ const OFTEN: u8 = 24;
 const MAX_FIRSTS: usize = 1 << 14;
 
 /// A code cache of a vCPU's own for its user code.
-fn user_code(pages: &Pages, look_up: bool) -> Code {
+fn user_code(pages: &Pages, look_up: bool, placed: bool) -> Code {
     let operands = match (look_up, pages.keys()) {
         (false, _) => Operands::Mapped,
         (true, false) => Operands::LookedUp,
         (true, true) => Operands::Checked,
     };
-    Code::new(Arc::clone(pages.user()), pages.base(), CodeKind::user(operands), Arc::default())
+    let kind = CodeKind::user(operands, placed);
+    Code::new(Arc::clone(pages.user()), pages.base(), kind, Arc::default())
 }
 
 impl VcpuCode {
     /// With the kernel's code of the pages, and none of the user's yet. Where user code runs directly, what there will
-    /// be of it has its memory operands looked up.
-    pub(crate) fn new(pages: &Pages, ram: &Ram, kernel: Arc<Translation>, user: User) -> Self {
-        let translated = user == User::Translated;
+    /// be of it has its memory operands looked up, and is for places if it may.
+    pub(crate) fn new(pages: &Pages, ram: &Ram, kernel: Arc<Translation>, modes: &Modes) -> Self {
+        let translated = modes.user == User::Translated;
         Self {
             kernel: Share::new(kernel, ram),
-            user: translated.then(|| user_code(pages, false)),
+            user: translated.then(|| user_code(pages, false, false)),
             probes: Probes::default(),
             look_up: !translated,
+            placed: !translated && !modes.options.fixed_programs,
             firsts: FxHashMap::default(),
         }
     }
@@ -66,14 +70,14 @@ impl VcpuCode {
     /// Takes up another translation, which the pages have. What is made from now on goes over no breakpoint either.
     pub(crate) fn begin_again(
         &mut self,
-        pages: &Pages,
+        pages: &mut Pages,
         ram: &Ram,
         kernel: Arc<Translation>,
-        user: User,
+        modes: &Modes,
     ) {
         let probes = std::mem::take(&mut self.probes);
-        *self = Self::new(pages, ram, kernel, user);
-        self.set_probes(&probes);
+        *self = Self::new(pages, ram, kernel, modes);
+        self.set_probes(pages, &probes);
     }
 
     /// The machine's part of the kernel's code.
@@ -82,12 +86,21 @@ impl VcpuCode {
     }
 
     /// From now on no block of either level goes over these breakpoints. Those of the kernel's code may be taps.
-    pub fn set_probes(&mut self, probes: &Probes) {
+    pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
         self.probes = probes.clone();
         let user = self.kernel.user;
         self.kernel.lock().set_probes(user, probes);
         let plain = probes.without_taps();
         self.user.iter_mut().for_each(|code| code.set_probes(user, &plain));
+        if self.has_probes_at_places() {
+            self.user.iter_mut().for_each(|code| code.clear(pages));
+        }
+    }
+
+    /// There are breakpoints in programs, and the code of programs is for places: at which of these the breakpoints are is not known. No
+    /// translated code of programs is to be run.
+    pub fn has_probes_at_places(&self) -> bool {
+        self.placed && self.probes.pages().into_iter().any(|page| page >> 63 == 0)
     }
 
     /// This vCPU has a tap at a GVA.
@@ -159,44 +172,48 @@ impl VcpuCode {
 
     /// User code comes next, translated.
     pub fn enter_user(&mut self, pages: &mut Pages) {
-        let (look_up, probes, whose) = (self.look_up, &self.probes, self.kernel.user);
+        let (look_up, placed) = (self.look_up, self.placed);
+        let (probes, whose) = (&self.probes, self.kernel.user);
         let user = self.user.get_or_insert_with(|| {
-            let mut new = user_code(pages, look_up);
+            let mut new = user_code(pages, look_up, placed);
             new.set_probes(whose, &probes.without_taps());
             new
         });
         let generation = user.versions.generation.into();
-        if pages.vcpu_page().told.code_generation != generation {
-            pages.told().code_generation = generation;
+        let told = pages.vcpu_page().told;
+        if (told.code_generation, told.placed) != (generation, placed.into()) {
+            (pages.told().code_generation, pages.told().placed) = (generation, placed.into());
         }
     }
 
-    /// The user code that a process needs first, a new one or its parent, has been needed by [`OFTEN`] new ones at the same address.
-    /// `None` if the page is not there.
+    /// The user code that a process needs first, a new one or its parent, has been needed by [`OFTEN`] new ones, at the same address if
+    /// code is for addresses. `None` if the page is not there.
     pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, is_new: bool) -> Option<bool> {
         let access = Access { write: false, fetch: true, user: true, smap_override: false };
         let offset = code::offset(ram, Roots::from(vcpu), vcpu.rip, access)?;
         if self.firsts.len() >= MAX_FIRSTS {
             self.firsts.clear();
         }
-        let times = self.firsts.entry(version_key(vcpu.rip, offset)).or_default();
+        let key = if self.placed { placed_key(offset) } else { version_key(vcpu.rip, offset) };
+        let times = self.firsts.entry(key).or_default();
         *times = times.saturating_add(is_new.into());
         Some(*times > OFTEN)
     }
 
-    /// The indices of the pages that the block of user code at an HVA is of, and what their words hold once they are verified.
-    pub fn versions_of(&mut self, host: u64) -> ([Option<u32>; 2], u64) {
-        let of = |user: &mut Code| (user.versions_of(host), user.versions.generation.into());
+    /// The pages that the block of user code at an HVA is of, which is that at a GVA, each with its own GVA, and what their words hold
+    /// once they are verified.
+    pub fn code_pages_of(&mut self, block: (u64, u64)) -> ([Option<(TextPage, u64)>; 2], u64) {
+        let of = |user: &mut Code| (user.code_pages_of(block), user.versions.generation.into());
         self.user.as_mut().map(of).unwrap_or_default()
     }
 
-    /// Code has faulted at a host PC, which belongs to this instruction, and the guest takes the fault. Each process that is
+    /// Code has faulted at a host PC, and the guest takes the fault. Each process that is
     /// forked does so at the same places.
-    pub fn tell_fault_state(&mut self, level: Level, pc: u64, position: &Position) {
-        self.with(level, |code| code.tell_fault_state(pc, position));
+    pub fn tell_fault_state(&mut self, level: Level, pc: u64) {
+        self.with(level, |code| code.tell_fault_state(pc));
     }
 
-    /// The guest instruction that a host PC belongs to.
+    /// The guest instruction that a host PC belongs to, at a GVA or a place.
     pub fn position(&self, base: Base, pc: u64) -> Option<Position> {
         if !(base.at(wedge_abi::CACHE as u64)..base.at(STUBS as u64)).contains(&pc) {
             return None;

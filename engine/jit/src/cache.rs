@@ -32,7 +32,7 @@ use stubs::MISSED_LEN;
 pub use tables::CodeUser;
 use tables::{Shown, Tables};
 use trial::Trials;
-use wedge_abi::FIRST_VERSION;
+use wedge_abi::{FIRST_VERSION, HEAD_LEN};
 
 /// Blocks begin at multiples of so many bytes.
 const ALIGNMENT: u64 = 16;
@@ -138,6 +138,8 @@ pub struct Source {
 /// What the newest block was made from, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Newest {
+    /// GVA of its first instruction.
+    pub guest: u64,
     /// Bytes of its guest instructions.
     pub len: u32,
     /// Bytes of guest code that the translator has looked at to make the block.
@@ -227,7 +229,7 @@ impl Cache {
         Self {
             layout,
             next: stubs::LEN,
-            records: BlockRecords::new(),
+            records: BlockRecords::new(if layout.origins.is_some() { HEAD_LEN } else { 0 }),
             by_guest: FxHashMap::default(),
             by_page: FxHashMap::default(),
             tables: Tables::new(layout, memory),
@@ -277,7 +279,7 @@ impl Cache {
         let crosses = block.guest_len as usize > here || asks_for_two;
         let variant = version.map_or(ac.into(), |version| Variant(version.index));
         let pages = [first, if crosses { second } else { first }];
-        self.newest = Newest { len: block.guest_len, read: block.read, landing };
+        self.newest = Newest { guest, len: block.guest_len, read: block.read, landing };
         let number = self.enter(memory, block, variant, pages);
         Ok(self.records.front(number))
     }

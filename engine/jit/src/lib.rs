@@ -69,4 +69,7 @@ pub struct Layout {
     /// The words that say which pages of user code may be executed ([`wedge_abi::Lookups::verify`]), within 2 GiB of the
     /// cache, if blocks have gates.
     pub verified: Option<u64>,
+    /// The origins of texts (GVAs, [`wedge_abi::Lookups::resolve`]), within 2 GiB of the cache, if blocks are for places
+    /// ([`wedge_abi::place`]) and not for addresses: then what is a GVA elsewhere in this crate is a place.
+    pub origins: Option<u64>,
 }

@@ -7,7 +7,7 @@ use crate::{
     asm::{Assembler, gpr, plus, register, slot, spill, sum},
 };
 use iced_x86::{Code, MemoryOperand, Register};
-use wedge_abi::{BlockExit, TABLE_SLOTS, kernel_key};
+use wedge_abi::{BlockExit, COMPUTED, TABLE_SLOTS, kernel_key};
 
 /// Bytes reserved for the routines.
 pub const LEN: u64 = 4096;
@@ -39,8 +39,8 @@ pub struct Stubs {
     pub alone: u64,
     /// Leaves for want of a block that a direct jump leads to; what the jump points at has stored RIP and which jump it is.
     pub missed: u64,
-    /// Where a jump by landings comes if the landing is another address's: searches. The GVA is in RAX, and the guest's RAX and RCX are in the
-    /// first two spill slots.
+    /// Where a computed jump comes if what it has found is another address's: searches, or leaves. The GVA is in RAX, and the guest's RAX
+    /// and RCX are in the first two spill slots.
     pub astray: u64,
 }
 
@@ -148,7 +148,13 @@ fn indirect(layout: &Layout, stubs: &Stubs, ac: bool) -> Vec<u8> {
 
 fn astray(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
     let mut a = Assembler::new(*layout, stubs.astray);
-    search_or_miss(&mut a, stubs, 0);
+    match layout.level {
+        Level::Kernel => search_or_miss(&mut a, stubs, 0),
+        Level::User => {
+            a.load(Register::RCX, spill(1));
+            miss(&mut a, stubs);
+        }
+    }
     a.finish()
 }
 
@@ -206,7 +212,8 @@ fn alone(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
 fn miss(a: &mut Assembler, stubs: &Stubs) {
     a.store(slot!(regs.rip), Register::RAX);
     a.load(Register::RAX, spill(0));
-    a.store_imm(slot!(exit.info), 0);
+    let info = if a.layout().level == Level::User { COMPUTED } else { 0 };
+    a.store_imm(slot!(exit.info), info as i32);
     a.store_imm(slot!(exit.kind), BlockExit::Miss as i32);
     a.jmp(stubs.exit);
 }
@@ -218,12 +225,15 @@ fn missed(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
     a.finish()
 }
 
-/// Jumps to the HVA in RCX with the registers of the guest.
+/// Jumps to the HVA in RCX with the registers of the guest. A block for a place restores the last two itself, when it has seen that it
+/// is meant.
 fn jump_to_found(a: &mut Assembler) {
     a.store(slot!(block.jump), Register::RCX);
     a.load(Register::RDX, spill(2));
-    a.load(Register::RCX, spill(1));
-    a.load(Register::RAX, spill(0));
+    if a.layout().origins.is_none() {
+        a.load(Register::RCX, spill(1));
+        a.load(Register::RAX, spill(0));
+    }
     a.jmp_slot(slot!(block.jump));
 }
 

@@ -176,9 +176,10 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     let vcpu = &mut *cx.vcpu;
     let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks != 0);
     let next = match vcpu.exit.kind {
-        MISS if vcpu.exit.info == 0 => miss(cx),
+        // Jumps of programs' code to other texts are never linked.
+        MISS if vcpu.exit.info == 0 || vcpu.regs.cpl != 0 => miss(cx),
         // A jump that is not linked: the monitor is to link it, but it links none to what has no block.
-        MISS if vcpu.regs.cpl == 0 => bells::ring(cx),
+        MISS => bells::ring(cx),
         LOOKUP if walks && vcpu.regs.cpl != 0 => look_up(cx),
         SYSTEM_CALL if fast && vcpu.regs.cpl != 0 => {
             vcpu.regs.rip = vcpu.exit.next;
@@ -344,7 +345,7 @@ fn enter_translated_user(cx: &mut Context<'_>) {
     (cx.vcpu.regs.interrupt_flag, cx.vcpu.regs.ac) = (IF, 0);
     (cx.vcpu.block.bias, cx.vcpu.block.percpu) = (0, cx.vcpu.regs.fs_base);
     cx.vcpu.run.go = go::BLOCK;
-    cx.vcpu.block.jump = match find_user(cx.vcpu.regs.rip) {
+    cx.vcpu.block.jump = match find_user(cx, cx.vcpu.regs.rip) {
         0 => match verified_user(cx, cx.vcpu.regs.rip) {
             UserBlock::Found(block) => block,
             _ => 0,

@@ -1,17 +1,19 @@
 //! Where the block of a guest address is: the tables that the monitor keeps of translated code.
 //!
-//! Blocks of programs are found by page of RAM, too, since translations of all programs are kept. A block's gate asks whether the
-//! page may be executed ([`wedge_abi::Lookups::verify`]). Who was not let in comes here, for the block that the page tables mean.
+//! Blocks of programs are found by page of RAM, since translations of all programs are kept. Most are for places ([`wedge_abi::place`])
+//! and not for addresses. A block's gate asks whether the page may be executed ([`wedge_abi::Lookups::verify`]). Who was not let in
+//! comes here, for the block that the page tables mean.
 
 use crate::{
     Context, here, lookup,
     mmu::{self, Access, Walk},
+    word,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{
-    CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, KERNEL_FAULTS, TABLE_SLOTS, TABLES, USER_TABLES,
-    VERSION_REACH, VERSIONS, deep_slot, fault_slot, kernel_key, version_key, version_slot,
-    versioned,
+    BlockExit, COMPUTED, CROSSES, DEEP, DEEP_REACH, FAULTS, FRONT_LEN, FaultState, HEAD_LEN,
+    KERNEL_FAULTS, TABLE_SLOTS, TABLES, TextPage, USER_TABLES, VERSION_REACH, VERSIONS, VcpuPage,
+    deep_slot, fault_slot, kernel_key, placed_key, version_key, version_slot, versioned,
 };
 
 /// The bits that all addresses (GVA) of the kernel's have.
@@ -26,8 +28,28 @@ pub fn find(guest: u64, ac: bool) -> u64 {
 
 /// HVA of a block of a program's code at a guest address, zero if the tables do not know any. Its gate asks whether the block is of
 /// the page that is at the address now.
-pub fn find_user(guest: u64) -> u64 {
-    if guest >= USER_END { 0 } else { BlockTables(here(TABLES + USER_TABLES)).first(guest) }
+pub fn find_user(cx: &Context<'_>, guest: u64) -> u64 {
+    let found =
+        if guest >= USER_END { 0 } else { BlockTables(here(TABLES + USER_TABLES)).first(guest) };
+    if cx.vcpu.told.placed == 0 || found == 0 {
+        return found;
+    }
+    let block = found.wrapping_add(FRONT_LEN);
+    // SAFETY: what the table leads to has its place before it, in the code cache.
+    let place = unsafe { word(block.wrapping_sub(HEAD_LEN) as usize) };
+    if lookup::table().resolve(place) == guest { block } else { 0 }
+}
+
+/// Translated user code has left by its exit: what it says of places is of addresses from now on.
+pub fn resolve_places(vcpu: &mut VcpuPage) {
+    let lookups = lookup::table();
+    vcpu.exit.next = lookups.resolve(vcpu.exit.next);
+    // Where a computed jump leads is the program's to say, even if it is nowhere.
+    if vcpu.exit.kind == BlockExit::Miss as u64 && vcpu.exit.info == COMPUTED {
+        vcpu.exit.info = 0;
+    } else {
+        vcpu.regs.rip = lookups.resolve(vcpu.regs.rip);
+    }
 }
 
 const FETCH: Access = Access { write: false, fetch: true, user: true };
@@ -53,36 +75,41 @@ pub fn verified_user(cx: &mut Context<'_>, guest: u64) -> UserBlock {
         Walk::Unknown => return UserBlock::Unknown,
     };
     let tables = BlockTables(here(TABLES + USER_TABLES));
-    let index = tables.version(version_key(guest, leaf.offset));
-    let found = if index == 0 { 0 } else { tables.search(versioned(guest, index)) };
+    let Some(page) = tables.text_page(cx, guest, leaf.offset) else { return UserBlock::Unknown };
+    let found = tables.search(versioned(page.place | guest & 0xfff, page.index.into()));
     let (block, crosses) = (found & !CROSSES, found & CROSSES != 0);
-    if block == 0 || crosses && !verify_behind(cx, tables, guest, index) {
+    if block == 0 || crosses && !verify_behind(cx, tables, guest, page) {
         return UserBlock::Unknown;
     }
-    lookup::table().verify(index as usize, cx.vcpu.told.code_generation);
-    tables.publish(guest, block);
+    if !lookup::table().verify(page, guest, cx.vcpu.told.code_generation) {
+        return UserBlock::Unknown;
+    }
+    let before_gate = if cx.vcpu.told.placed != 0 { FRONT_LEN } else { 0 };
+    tables.publish(guest, block.wrapping_sub(before_gate));
     UserBlock::Found(block)
 }
 
 /// Verifies the page behind that of a block, if there is code of that page. False if both of the block's pages had been verified:
 /// then the block is of another second page, and the monitor makes the block anew.
-fn verify_behind(cx: &mut Context<'_>, tables: BlockTables, guest: u64, index: u64) -> bool {
+fn verify_behind(cx: &mut Context<'_>, tables: BlockTables, guest: u64, first: TextPage) -> bool {
     let behind = (guest | 0xfff) + 1;
     let Walk::Found(leaf) = mmu::walk(cx, behind, FETCH) else { return false };
-    let second = tables.version(version_key(behind, leaf.offset));
+    let Some(second) = tables.text_page(cx, behind, leaf.offset) else { return false };
     let (lookups, generation) = (lookup::table(), cx.vcpu.told.code_generation);
-    let verified = |index: u64| lookups.is_verified(index as usize, generation);
-    if second == 0 || verified(index) && verified(second) {
+    let verified = |page: TextPage| lookups.is_verified(page.index as usize, generation);
+    if verified(first) && verified(second) {
         return false;
     }
-    lookups.verify(second as usize, generation);
-    true
+    // The first page says where the text is.
+    lookups.verify(first, guest, generation) && lookups.verify(second, behind, generation)
 }
 
 /// The state of the program whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor
 /// has not told.
 pub fn fault_state(pc: u64) -> Option<FaultState> {
-    state_at(USER_TABLES + FAULTS, pc)
+    let resolved =
+        |state: FaultState| FaultState { rip: lookup::table().resolve(state.rip), ..state };
+    state_at(USER_TABLES + FAULTS, pc).map(resolved)
 }
 
 /// The state of the kernel whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor has
@@ -124,7 +151,20 @@ impl BlockTables {
         key.store(guest.wrapping_neg(), Ordering::Release);
     }
 
-    /// The index of a page of user code, zero if there is none.
+    /// The page of user code at a guest address that lies at an offset in RAM, if there is code of it.
+    fn text_page(self, cx: &Context<'_>, guest: u64, offset: u64) -> Option<TextPage> {
+        if cx.vcpu.told.placed != 0 {
+            return match self.version(placed_key(offset)) {
+                0 => None,
+                word => Some(TextPage::from_word(word)),
+            };
+        }
+        let index = self.version(version_key(guest, offset)) as u32;
+        let page = TextPage { place: guest & !0xfff, index };
+        if index == 0 { None } else { Some(page) }
+    }
+
+    /// What is known of a page of user code, zero if nothing is.
     fn version(self, wanted: u64) -> u64 {
         for n in 0..VERSION_REACH {
             // SAFETY: the table has `VERSION_REACH` slots behind the last at which a search begins.

@@ -10,7 +10,7 @@ use crate::{
     mmu::{self, Access, Leaf, Walk},
     reach,
 };
-use wedge_abi::{LOOKUPS, Lookups, RAM, VcpuPage, code_page};
+use wedge_abi::{LOOKUPS, Lookups, RAM};
 
 const PAGE: u64 = 4096;
 
@@ -53,10 +53,9 @@ pub fn enter(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool
 }
 
 /// The translation of a page of the user's is dropped.
-pub fn forget(vcpu: &mut VcpuPage, gva: u64) {
+pub fn forget(gva: u64) {
     table().forget(gva & !(PAGE - 1), PAGE);
-    let (word, bit) = code_page(gva);
-    if vcpu.told.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
+    if table().may_be_code(gva) {
         table().forget_code();
     }
 }

@@ -544,7 +544,7 @@ fn reload(cx: &mut Context<'_>, page: u64) -> bool {
 /// INVLPG of a user's page. False if it is the monitor's to do.
 pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
-    lookup::forget(cx.vcpu, gva);
+    lookup::forget(gva);
     if cx.shared.mapped.large != 0
         || cx.shared.made.count as usize >= MAX_MADE
         || gva >> 47 != 0

@@ -1,7 +1,7 @@
 //! Going on with guest code.
 
 use crate::{
-    assist,
+    assist, blocks,
     context::{Context, Next},
     gates::gate,
     host::{set_bases, set_selectors},
@@ -26,6 +26,9 @@ pub fn begin(cx: &mut Context<'_>) -> Next {
 
 /// Translated code has come to its exit.
 pub fn end(cx: &mut Context<'_>, how: u64) -> Next {
+    if cx.vcpu.regs.cpl != 0 {
+        blocks::resolve_places(cx.vcpu);
+    }
     if cx.vcpu.run.alone != 0 {
         return Next::Exit(Reason::Block);
     }

@@ -13,7 +13,7 @@ use host::End;
 use std::{io, os::fd::BorrowedFd, sync::OnceLock};
 use wedge_abi::{
     BLOB, Base, Lookups, MAX_MADE, MAX_ORDERS, MONITOR, MapCommand, MapReport, RAM, RAM_MAX, Setup,
-    Shared, forks,
+    Shared, TextPage, forks,
 };
 
 pub(crate) static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
@@ -298,9 +298,14 @@ impl Wedge {
         self.lookups.all().has_verified()
     }
 
-    /// The page of translated user code with this index may be executed, as the guest's page tables say now.
-    pub fn verify_code(&mut self, index: u32, generation: u64) {
-        self.lookups.all().verify(index as usize, generation);
+    /// A page of translated user code may be executed at a GVA, as the guest's page tables say now. False if its text lies elsewhere.
+    pub fn verify_code(&mut self, page: TextPage, gva: u64, generation: u64) -> bool {
+        self.lookups.all().verify(page, gva, generation)
+    }
+
+    /// The GVA of a place of user code ([`Lookups::resolve`]). The wedge may say what it likes.
+    pub fn resolve(&self, place: u64) -> u64 {
+        self.lookups.all().resolve(place)
     }
 
     /// There are no look-ups any more.

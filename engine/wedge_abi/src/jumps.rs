@@ -1,6 +1,6 @@
 //! The tables by which guest addresses of code become addresses in the code cache.
 
-use crate::sites::STUBS;
+use crate::{places::PLACE, sites::STUBS};
 
 /// Slots of the table of landings, by [`landing_slot`]: 8 bytes each, the HVA of code that asks whether the GVA that is jumped to is its own.
 /// The kernel's tables begin with it.
@@ -42,7 +42,8 @@ pub const fn deep_slot(guest: u64) -> usize {
 }
 
 /// Offset in the tables of translated user code of its pages, where the kernel's tables have blocks for RFLAGS.AC set: by
-/// [`version_slot`], 8 bytes with the [`version_key`] of a page and 8 with its index among all that there are.
+/// [`version_slot`], 8 bytes with the [`version_key`] of a page and 8 with its index among all that there are. Where code is translated
+/// for places, 8 bytes with its [`placed_key`] and 8 with a [`crate::TextPage`].
 pub const VERSIONS: usize = TABLE_LEN;
 /// How many slots that has.
 pub const VERSION_SLOTS: usize = 1 << 14;
@@ -68,7 +69,7 @@ pub const fn fault_slot(pc: u64) -> usize {
 /// What the state of guest code was at the start of the instruction that has faulted at a host PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultState {
-    /// GVA of the instruction, as far as it is not the same for all of the kernel's.
+    /// GVA of the instruction, as far as it is not the same for all of the kernel's, or its place.
     pub rip: u64,
     /// Registers, by encoding, whose values are in the spill slots of the same positions.
     pub spilled: [Option<u8>; FAULT_SPILLS],
@@ -76,10 +77,12 @@ pub struct FaultState {
 
 /// Spill slots that a [`FaultState`] tells of.
 pub const FAULT_SPILLS: usize = 3;
-/// Bits of a word for a GVA, and for a register: its encoding and one more, or zero.
-const GVA_BITS: u32 = 47;
+/// Bits of a word for a GVA or a place, and for a register: its encoding and one more, or zero.
+pub(crate) const GVA_BITS: u32 = 47;
 const REGISTER_BITS: u32 = 5;
-const _: () = assert!(GVA_BITS + REGISTER_BITS * FAULT_SPILLS as u32 <= 64);
+/// The bits of a GVA or a place.
+const RIP_BITS: u64 = PLACE | ((1 << GVA_BITS) - 1);
+const _: () = assert!(GVA_BITS + REGISTER_BITS * FAULT_SPILLS as u32 <= PLACE.trailing_zeros());
 
 impl FaultState {
     /// As a word.
@@ -87,7 +90,7 @@ impl FaultState {
         let registers = self.spilled.iter().rev().fold(0, |word, register| {
             word << REGISTER_BITS | register.map_or(0, |number| u64::from(number & 15) + 1)
         });
-        self.rip & ((1 << GVA_BITS) - 1) | registers << GVA_BITS
+        self.rip & RIP_BITS | registers << GVA_BITS
     }
 
     /// What a word says.
@@ -96,7 +99,7 @@ impl FaultState {
             let code = word >> (GVA_BITS + REGISTER_BITS * at as u32) & ((1 << REGISTER_BITS) - 1);
             (code as u8).checked_sub(1).map(|number| number & 15)
         };
-        Self { rip: word & ((1 << GVA_BITS) - 1), spilled: core::array::from_fn(register) }
+        Self { rip: word & RIP_BITS, spilled: core::array::from_fn(register) }
     }
 }
 
@@ -105,7 +108,12 @@ pub const fn version_key(gva: u64, offset: u64) -> u64 {
     gva >> 12 << 28 | offset >> 12
 }
 
-/// Where the search for a [`version_key`] starts.
+/// What wedges find a page of RAM by, by its offset, where code is translated for places.
+pub const fn placed_key(offset: u64) -> u64 {
+    1 << 62 | offset >> 12
+}
+
+/// Where the search for a [`version_key`], or a [`placed_key`], starts.
 pub const fn version_slot(key: u64) -> usize {
     (key.wrapping_mul(DEEP_FACTOR) >> (64 - VERSION_SLOTS.trailing_zeros())) as usize
 }
@@ -113,9 +121,9 @@ pub const fn version_slot(key: u64) -> usize {
 /// Beside the HVA of a block of user code in the searched table, which is even: the block ends in the page behind the one it begins in.
 pub const CROSSES: u64 = 1;
 
-/// What the searched table has for a GVA of user code in a page of this index.
+/// What the searched table has for a GVA of user code, or a place, in a page of this index.
 pub const fn versioned(guest: u64, index: u64) -> u64 {
-    guest | index << 47
+    guest & ((1 << GVA_BITS) - 1) | index << GVA_BITS
 }
 
 /// Offset in the tables of a bit for each page of user code, by [`site_page`]: it may hold patched
@@ -178,11 +186,11 @@ pub const TABLES_LEN: usize = USER_TABLES + SITE_PAGES;
 pub const USER_CACHE_LEN: usize = 80 << 20;
 /// Its first byte.
 pub const USER_CACHE: usize = STUBS - USER_CACHE_LEN;
-/// Words of [`crate::MonitorData::code_pages`].
-pub const CODE_PAGE_WORDS: usize = 64;
+/// Words of the bits that say where translated user code may be.
+pub(crate) const CODE_PAGE_WORDS: usize = 64;
 
 /// The word and the bit in it that stand for a page of translated user code, and for others.
-pub const fn code_page(gva: u64) -> (usize, u32) {
+pub(crate) const fn code_page(gva: u64) -> (usize, u32) {
     let bit = (gva >> 12).wrapping_mul(DEEP_FACTOR) >> 52;
     (bit as usize / 64, bit as u32 % 64)
 }
@@ -195,8 +203,9 @@ mod tests {
 
     #[test]
     fn what_is_known_of_a_fault_fits_into_a_word() {
-        for spilled in [[None; 3], [Some(1), None, Some(15)], [Some(0), Some(7), None]] {
-            let state = FaultState { rip: 0x7fff_ffff_effe, spilled };
+        let spills = [[None; 3], [Some(1), None, Some(15)], [Some(0), Some(7), None]];
+        for (spilled, rip) in spills.into_iter().zip([0x7fff_ffff_effe, 0x1000, PLACE | 0x1234]) {
+            let state = FaultState { rip, spilled };
             assert_eq!(FaultState::from_word(state.to_word()), state);
         }
     }

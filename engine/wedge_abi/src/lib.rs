@@ -24,6 +24,7 @@ mod jumps;
 /// Bytes that let a program load the protection-key register.
 pub mod keys;
 mod lookups;
+mod places;
 mod regions;
 mod shared;
 mod sites;
@@ -41,6 +42,7 @@ pub use command::*;
 pub use exit::*;
 pub use jumps::*;
 pub use lookups::*;
+pub use places::*;
 pub use regions::*;
 pub use shared::*;
 pub use sites::*;

@@ -4,7 +4,10 @@
 //! The wedge and translated code write them too, and may be hostile: all of it is atomic, and the monitor
 //! reads of it only what it may forget.
 
-use crate::{COPIES_LEN, COPY_COUNT, MAX_VERSIONS, POISON, SITES, SITES_LEN, copy_slot};
+use crate::{
+    CODE_PAGE_WORDS, COPIES_LEN, COPY_COUNT, MAX_TEXTS, MAX_VERSIONS, POISON, SITES, SITES_LEN,
+    TextPage, code_page, copy_slot, distance, is_place, text_of,
+};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -121,16 +124,24 @@ pub struct Lookups {
     /// Not zero: some are of pages that are parts of the guest's large ones.
     large: AtomicU64,
     /// By the index of a page of translated user code: [`crate::MonitorData::code_generation`] if the guest's page tables
-    /// let the page be executed.
+    /// let the page be executed, at its place.
     verified: [AtomicU64; MAX_VERSIONS],
     /// All behind this one are zero.
     verified_end: AtomicU64,
+    /// A bit for each text whose origin is settled: some page of it may be executed.
+    settled: [AtomicU64; MAX_TEXTS / 64],
+    /// A bit for each page (GVA) that may be executed, and for others, by [`code_page`].
+    code_pages: [AtomicU64; CODE_PAGE_WORDS],
+    /// The GVA of each text's origin, as far as it is settled. Who is in translated code needs it even when that is over.
+    origins: [AtomicU64; MAX_TEXTS],
 }
 
 /// Offset of the entries of look-ups.
 pub const LOOKUP_ENTRIES: usize = COPIES_LEN;
 /// Offset of the words that say which pages of translated user code may be executed.
 pub const VERIFIED: usize = core::mem::offset_of!(Lookups, verified);
+/// Offset of the origins (GVA) of texts, by which translated user code finds addresses.
+pub const ORIGINS: usize = core::mem::offset_of!(Lookups, origins);
 const _: () = assert!(core::mem::offset_of!(Lookups, entries) == LOOKUP_ENTRIES);
 const _: () = assert!(size_of::<Entry>() == size_of::<Lookup>());
 
@@ -250,13 +261,44 @@ impl Lookups {
         }
     }
 
-    /// The page of translated user code with this index may be executed.
-    pub fn verify(&self, index: usize, generation: u64) {
-        if let Some(word) = self.verified.get(index) {
-            word.store(generation, Relaxed);
-            let end = self.verified_end.load(Relaxed).max(index as u64 + 1);
-            self.verified_end.store(end, Relaxed);
+    /// A page of translated user code may be executed at a GVA. False if its text lies elsewhere: then the page may not.
+    #[must_use]
+    pub fn verify(&self, page: TextPage, gva: u64, generation: u64) -> bool {
+        let index = page.index as usize;
+        let Some(word) = self.verified.get(index) else { return false };
+        if is_place(page.place) && !self.settle(page.place, gva & !(PAGE - 1)) {
+            return false;
         }
+        word.store(generation, Relaxed);
+        let end = self.verified_end.load(Relaxed).max(index as u64 + 1);
+        self.verified_end.store(end, Relaxed);
+        let (word, bit) = code_page(gva);
+        set_bit(&self.code_pages, word, bit);
+        true
+    }
+
+    /// A place is at a GVA from now on, or is there already. False if its text lies elsewhere.
+    fn settle(&self, place: u64, gva: u64) -> bool {
+        let (text, origin) = (text_of(place), gva.wrapping_sub(distance(place) as u64));
+        let Some(known) = self.origins.get(text) else { return false };
+        if has_bit(&self.settled, text / 64, text as u32 % 64) {
+            return known.load(Relaxed) == origin;
+        }
+        known.store(origin, Relaxed);
+        set_bit(&self.settled, text / 64, text as u32 % 64);
+        true
+    }
+
+    /// The GVA of a place: where it is, or was when translated code was last entered. What is no place stays.
+    pub fn resolve(&self, word: u64) -> u64 {
+        let origin = self.origins.get(text_of(word)).filter(|_| is_place(word));
+        origin.map_or(word, |origin| origin.load(Relaxed).wrapping_add(distance(word) as u64))
+    }
+
+    /// Translated user code may be executed at the page of a GVA.
+    pub fn may_be_code(&self, gva: u64) -> bool {
+        let (word, bit) = code_page(gva);
+        has_bit(&self.code_pages, word, bit)
     }
 
     /// It has been verified.
@@ -272,7 +314,10 @@ impl Lookups {
     /// No page of translated user code may be executed before it is verified again.
     pub fn forget_code(&self) {
         let end = self.verified_end.swap(0, Relaxed) as usize;
-        self.verified.iter().take(end).for_each(|word| word.store(0, Relaxed));
+        if end != 0 {
+            self.verified.iter().take(end).for_each(|word| word.store(0, Relaxed));
+            self.settled.iter().chain(&self.code_pages).for_each(|word| word.store(0, Relaxed));
+        }
     }
 
     /// No page has any.
@@ -300,11 +345,22 @@ impl Lookups {
     }
 }
 
+fn has_bit(words: &[AtomicU64], word: usize, bit: u32) -> bool {
+    words.get(word).is_some_and(|word| word.load(Relaxed) >> bit & 1 == 1)
+}
+
+fn set_bit(words: &[AtomicU64], word: usize, bit: u32) {
+    if let Some(word) = words.get(word) {
+        word.store(word.load(Relaxed) | 1 << bit, Relaxed);
+    }
+}
+
 // UNSAFETY: a table is too large for a stack.
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests {
     use super::*;
+    use crate::place;
     extern crate std;
     use std::{alloc, boxed::Box};
 
@@ -366,6 +422,26 @@ mod tests {
             assert_eq!(table.get(page(1)), Some(Lookup::new(page(1), lies(1), false)));
             table.clear();
         }
+    }
+
+    /// A text lies where the first of its pages was seen, until all is forgotten.
+    #[test]
+    fn pages_of_a_text_keep_their_distances() {
+        let (table, page) = (table(), |index, far| TextPage { place: place(7, far), index });
+        assert!(table.verify(page(2, 0x5000), A + 0x123, 1));
+        assert!(table.verify(page(3, 0x6000), A + PAGE, 1), "as far as it is");
+        assert!(!table.verify(page(4, 0x7000), A + PAGE, 1), "elsewhere");
+        assert_eq!([2, 3, 4].map(|n| table.is_verified(n, 1)), [true, true, false]);
+        assert_eq!(table.resolve(place(7, 0x5010)), A + 0x10);
+        assert_eq!(table.resolve(A), A);
+        assert!(table.may_be_code(A + 0xfff) && table.may_be_code(A + PAGE));
+        assert!(!table.may_be_code(A - PAGE));
+        table.forget_code();
+        assert!(!table.may_be_code(A) && !table.is_verified(2, 1));
+        assert_eq!(table.resolve(place(7, 0x5010)), A + 0x10, "somebody may be in it");
+        assert!(table.verify(page(4, 0x7000), A + PAGE, 1), "where it is seen now");
+        assert_eq!(table.resolve(place(7, 0x7000)), A + PAGE);
+        assert!(table.verify(TextPage { place: A, index: 9 }, A, 1), "one address");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The vCPU page: the state of a vCPU while guest code runs.
 
-use crate::{BellState, Bells, Claims, Shares, areas::AREAS, jumps::CODE_PAGE_WORDS};
+use crate::{BellState, Bells, Claims, Shares, areas::AREAS};
 
 /// The vCPU page.
 #[repr(C, align(4096))]
@@ -249,8 +249,8 @@ pub struct MonitorData {
     pub cpuid: CpuidCache,
     /// What doorbells do.
     pub bells: Bells,
-    /// A bit for each page of translated user code, by [`crate::code_page`].
-    pub code_pages: [u64; CODE_PAGE_WORDS],
+    /// Not zero: programs' code is translated for places ([`crate::place`]).
+    pub placed: u64,
     /// What a page of translated user code is verified by: another number whenever all translations are dropped.
     pub code_generation: u64,
 }
@@ -298,6 +298,6 @@ impl Default for CpuidCache {
 impl Default for MonitorData {
     fn default() -> Self {
         let (cpuid, bells) = Default::default();
-        Self { cpuid, bells, code_pages: [0; CODE_PAGE_WORDS], code_generation: 0 }
+        Self { cpuid, bells, placed: 0, code_generation: 0 }
     }
 }

@@ -10,13 +10,13 @@ use tempfile::TempDir;
 /// Calls are bound when they are first made, in each child.
 const FLAGS: &str = "-O1 -fno-builtin -Wl,-z,lazy";
 
-/// Runs the program with 200 children and as many grandchildren; how many look-ups were filled by wedges.
-fn young(how: &str, cpus: &str) -> Result<u64> {
+/// Runs the program with 200 children and as many grandchildren, with these options; how many look-ups were filled by wedges.
+fn young(options: &[&str]) -> Result<u64> {
     let directory = TempDir::new()?;
     let program = compile(directory.path(), "young", include_str!("young.c"), FLAGS)?;
     let mut guest = Command::new(ring3()?);
     guest.args(["exec", "--engine=fast", "--timeout=120", "--stats"]);
-    guest.args(["--guest-isolation", "fast", "--cpus", cpus, "--young", how, "--"]);
+    guest.args(["--guest-isolation", "fast"]).args(options).arg("--");
     guest.arg(&program).arg("200").current_dir(directory.path());
     let output = guest.stdin(Stdio::null()).output()?;
     let (said, messages) =
@@ -27,21 +27,37 @@ fn young(how: &str, cpus: &str) -> Result<u64> {
 
 #[test]
 fn each_has_pages_and_code_of_its_own() -> Result<()> {
-    let filled = young("lookup", "1")?;
+    let filled = young(&["--cpus", "1"])?;
     ensure!(filled > 20_000, "only {filled} look-ups were filled");
     Ok(())
 }
 
 #[test]
 fn so_it_is_on_two_cpus() -> Result<()> {
-    let filled = young("lookup", "2")?;
+    let filled = young(&["--cpus", "2"])?;
     ensure!(filled > 10_000, "only {filled} look-ups were filled");
     Ok(())
 }
 
 #[test]
 fn they_can_run_directly() -> Result<()> {
-    let filled = young("map", "1")?;
+    let filled = young(&["--cpus", "1", "--young", "map"])?;
     ensure!(filled == 0, "{filled} look-ups were filled");
+    Ok(())
+}
+
+/// Each program that is loaded lies elsewhere, and finds the translations of those before.
+#[test]
+fn so_it_is_wherever_they_are_loaded() -> Result<()> {
+    let random = "sysctl.kernel.randomize_va_space=2";
+    let filled = young(&["--cpus", "1", "--append", random])?;
+    ensure!(filled > 20_000, "only {filled} look-ups were filled");
+    Ok(())
+}
+
+#[test]
+fn translations_can_be_for_one_address() -> Result<()> {
+    let filled = young(&["--cpus", "1", "--program-code", "fixed"])?;
+    ensure!(filled > 20_000, "only {filled} look-ups were filled");
     Ok(())
 }

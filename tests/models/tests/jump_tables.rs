@@ -37,6 +37,7 @@ const LAYOUT: Layout = Layout {
     checks: false,
     lookups: None,
     verified: None,
+    origins: None,
 };
 
 /// Addresses whose search starts at the same slot. They have no landings: a landing lets in only who means it.

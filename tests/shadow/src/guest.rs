@@ -19,8 +19,8 @@ use stub::{
 };
 use wedge::{Error, Pages};
 use wedge_abi::{
-    BIAS, FIRST_VERSION, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS,
-    SITES, Shared, VcpuPage, code_page, keys, region,
+    BIAS, FIRST_VERSION, KERNEL_START, MAX_MADE, MAX_ORDERS, MAX_TEXTS, MapCommand, MapReport, RAM,
+    REGIONS, SITES, Shared, TextPage, VcpuPage, keys, place, region,
 };
 use x86::paging::Access;
 use x86_interp::GuestRam;
@@ -32,6 +32,9 @@ const EXECUTE: u64 = 4;
 const STRETCH: u64 = 16;
 /// What verified pages of translated code hold.
 const GENERATION: u64 = 1;
+/// Texts that pages belong to at first, by their addresses, and bytes of each.
+const TEXTS: usize = 64;
+const TEXT_LEN: u64 = 4 * PAGE;
 
 /// Why the wedge gives up its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +55,7 @@ pub struct World {
     pub tlb: Tlb,
     /// The page of translated code that the program has gone to last (GVA).
     pub gone_to: u64,
-    /// Pages of translated code, GVA and RAM offset, in the order of their indices.
+    /// Pages of translated code, place and RAM offset, in the order of their indices.
     pub code: Vec<(u64, u64)>,
     pub random: Random,
     /// The address space, which is the PCID too.
@@ -159,8 +162,11 @@ impl Process for Wedge {
     fn has_verified_code(&self) -> bool {
         self.lookups.inside().has_verified()
     }
-    fn verify_code(&mut self, index: u32, generation: u64) {
-        self.lookups.inside().verify(index as usize, generation);
+    fn verify_code(&mut self, page: TextPage, gva: u64, generation: u64) -> bool {
+        self.lookups.inside().verify(page, gva, generation)
+    }
+    fn resolve(&self, place: u64) -> u64 {
+        self.lookups.inside().resolve(place)
     }
     fn clear_lookups(&mut self) {
         self.lookups.inside().clear();
@@ -327,17 +333,28 @@ impl World {
         }
     }
 
-    /// A page of translated code may be executed.
+    /// A page of translated code may be executed, at its place or, if its text lies elsewhere, at another.
     fn verify(&mut self, page: u64, offset: u64) {
-        let known = self.code.iter().position(|of| *of == (page, offset));
-        let index = known.unwrap_or_else(|| {
-            self.code.push((page, offset));
-            self.code.len() - 1
-        });
         self.gone_to = page;
-        let (word, bit) = code_page(page);
-        self.pages.vcpu_page().told.code_pages[word] |= 1 << bit;
-        lookup::table().verify(FIRST_VERSION + index, GENERATION);
+        let beside = place((page / TEXT_LEN) as usize % TEXTS, (page % TEXT_LEN) as i64);
+        let known = self.code.iter().rposition(|(_, of)| *of == offset);
+        let index = known.unwrap_or_else(|| self.note_code(beside, offset));
+        if !self.may_run(index, page) {
+            let text = TEXTS + self.code.len() % (MAX_TEXTS - TEXTS);
+            let index = self.note_code(place(text, 0), offset);
+            self.may_run(index, page);
+        }
+    }
+
+    /// Notes a page of translated code: its index.
+    fn note_code(&mut self, place: u64, offset: u64) -> usize {
+        self.code.push((place, offset));
+        self.code.len() - 1
+    }
+
+    fn may_run(&self, index: usize, gva: u64) -> bool {
+        let (place, index) = (self.code[index].0, (FIRST_VERSION + index) as u32);
+        lookup::table().verify(TextPage { place, index }, gva, GENERATION)
     }
 
     /// The guest's own page fault: its kernel runs.
@@ -517,10 +534,11 @@ impl World {
                     Some(format!("a look-up of {page:#x} leads to {offset:#x}, writable: {write}"));
             }
         }
-        for (index, (page, offset)) in self.code.iter().enumerate() {
+        for (index, (place, offset)) in self.code.iter().enumerate() {
             let open = lookup::table().is_verified(FIRST_VERSION + index, GENERATION);
+            let page = lookup::table().resolve(*place);
             let grants = |entry: tlb::Entry| entry.gpa == *offset && entry.user && entry.execute;
-            if open && !self.tlb.of(self.pcid(), *page).any(grants) {
+            if open && !self.tlb.of(self.pcid(), page).any(grants) {
                 found = Some(format!("code of {page:#x} at {offset:#x} may be executed"));
             }
         }

@@ -26,7 +26,7 @@ struct Arguments {
     /// Programs' code in place of a kernel's.
     #[arg(long)]
     programs: bool,
-    /// Programs' code whose memory operands are looked up.
+    /// Programs' code whose memory operands are looked up, for places.
     #[arg(long)]
     lookups: bool,
     /// The same, and whatever is not looked up is checked.
@@ -41,10 +41,9 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let programs = arguments.programs || arguments.lookups || arguments.checks;
     let level = if programs { Level::User } else { Level::Kernel };
-    let mut rig = match (arguments.checks, arguments.lookups) {
-        (true, _) => Rig::with_checks()?,
-        (false, true) => Rig::with_lookups()?,
-        (false, false) => Rig::new(level)?,
+    let mut rig = match arguments.checks || arguments.lookups {
+        true => Rig::at_places(arguments.checks)?,
+        false => Rig::new(level)?,
     };
     let mut interpreter = Interpreter::new(level)?;
     let bar = ProgressBar::new(arguments.sequences);

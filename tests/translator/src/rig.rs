@@ -13,8 +13,8 @@ mod shared;
 use child::serve;
 use shared::{
     CACHE_LEN, COPIES_LEN, IN_HOST, LANDINGS, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, OF_USER,
-    REGIONS_LEN, SHOWN, TABLES_LEN, VCPU_PAGE_LEN, VERIFIED, VERIFIED_LEN, VERSION, VIEW, bytes_at,
-    mailbox, map, memfd, vcpu_page,
+    ORIGINS, ORIGINS_LEN, REGIONS_LEN, SHOWN, TABLES_LEN, TEXT, TEXT_PLACE, VCPU_PAGE_LEN,
+    VERIFIED, VERIFIED_LEN, VERSION, VIEW, bytes_at, mailbox, map, memfd, vcpu_page,
 };
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
@@ -22,9 +22,12 @@ use anyhow::{Context, Result, bail, ensure};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory, How, Variant},
+    stubs::table_slot,
 };
 use std::ptr;
-use wedge_abi::{BlockExit, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
+use wedge_abi::{
+    BlockExit, COMPUTED, FRONT_LEN, LOOKUP_WRITE, Lookup, NOWHERE, distance, is_place, lookup_slot,
+};
 use x86::{flags, fpu::xstate};
 
 /// Blocks of a case that are translated.
@@ -76,6 +79,10 @@ pub struct Rig {
     pub keeps: bool,
     /// Pages that have entries.
     shown: Vec<u64>,
+    /// Where computed jumps come (HVA), by the GVAs that they have led to, if blocks are for places.
+    fronts: Vec<(u64, u64)>,
+    /// How often a computed jump has found another address's block before it found its own.
+    pub astray: u64,
 }
 
 struct View;
@@ -127,13 +134,13 @@ impl Rig {
         Self::with(Layout { lookups, verified, ..OF_USER })
     }
 
-    /// The same, and whatever is not looked up is checked.
+    /// The same for a program's code whose blocks are for places, not for addresses. With `checks`, whatever is not looked up is checked.
     ///
     /// # Errors
     /// As there.
-    pub fn with_checks() -> Result<Self> {
-        let (lookups, verified) = (Some(LOOKUPS), Some(VERIFIED));
-        Self::with(Layout { checks: true, lookups, verified, ..OF_USER })
+    pub fn at_places(checks: bool) -> Result<Self> {
+        let (lookups, verified, origins) = (Some(LOOKUPS), Some(VERIFIED), Some(ORIGINS));
+        Self::with(Layout { checks, lookups, verified, origins, ..OF_USER })
     }
 
     fn with(layout: Layout) -> Result<Self> {
@@ -152,7 +159,7 @@ impl Rig {
         map(data, 4096, place.data.wrapping_add(bias), DATA_LEN, write)?;
         map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
         map(data, 0, SHOWN, 4096 + DATA_LEN + USER_LEN, write)?;
-        let lookups = LOOKUPS_LEN + VERIFIED_LEN;
+        let lookups = LOOKUPS_LEN + VERIFIED_LEN + ORIGINS_LEN;
         map(memfd(lookups)?, 0, LOOKUPS, lookups, write)?;
         let tables = REGIONS_LEN + COPIES_LEN;
         map(memfd(tables)?, 0, LAYOUT.regions, tables, write)?;
@@ -175,6 +182,8 @@ impl Rig {
                 filled: 0,
                 keeps: false,
                 shown: Vec::new(),
+                fronts: Vec::new(),
+                astray: 0,
             }),
         }
     }
@@ -227,6 +236,7 @@ impl Rig {
     fn start(&mut self, case: &Case) {
         if !self.keeps {
             self.cache.clear(&mut View);
+            self.fronts.clear();
         }
         for page in std::mem::take(&mut self.shown) {
             self.set_lookup(page, Lookup::default());
@@ -280,6 +290,7 @@ impl Rig {
                 self.list_boundaries();
             }
             self.child_runs()?;
+            self.resolve_places();
             // The first block was not let in.
             self.verify(VERSION.generation);
             while mailbox().signal == 0 && vcpu_page().exit.kind == BlockExit::Lookup as u64 {
@@ -287,6 +298,7 @@ impl Rig {
                     return Ok(());
                 }
                 self.child_runs()?;
+                self.resolve_places();
             }
             if mailbox().signal != 0 || vcpu_page().exit.kind != BlockExit::Miss as u64 {
                 break;
@@ -322,6 +334,57 @@ impl Rig {
             let at = VERIFIED + u64::from(VERSION.index) * 8;
             // SAFETY: mapped for good; the child waits.
             unsafe { *(at as *mut u64) = generation.into() };
+        }
+        if let Some(origins) = self.layout.origins {
+            let at = origins + TEXT as u64 * 8;
+            // SAFETY: as above.
+            unsafe { *(at as *mut u64) = self.origin() };
+        }
+    }
+
+    /// GVA of the origin of the text that the page of code belongs to.
+    fn origin(&self) -> u64 {
+        self.place.code.wrapping_sub(distance(TEXT_PLACE) as u64)
+    }
+
+    /// What the cache has the block at a GVA by.
+    fn known_by(&self, gva: u64) -> u64 {
+        let offset = gva.wrapping_sub(self.place.code);
+        if self.layout.origins.is_some() { TEXT_PLACE.wrapping_add(offset) } else { gva }
+    }
+
+    /// The GVA of a place; what is no place stays.
+    fn resolve(&self, word: u64) -> u64 {
+        let at = |place| self.origin().wrapping_add(distance(place) as u64);
+        if is_place(word) { at(word) } else { word }
+    }
+
+    /// Translated code has exited: addresses in place of places, as the wedge has them. Where a computed jump has led is an address.
+    fn resolve_places(&self) {
+        let page = vcpu_page();
+        page.exit.next = self.resolve(page.exit.next);
+        if page.exit.kind == BlockExit::Miss as u64 && page.exit.info == COMPUTED {
+            page.exit.info = 0;
+        } else {
+            page.regs.rip = self.resolve(page.regs.rip);
+        }
+    }
+
+    /// Has computed jumps to a GVA find a block, as the wedge does. Every other time, they find each other's.
+    fn publish(&mut self, gva: u64, host: u64) {
+        if self.layout.origins.is_none() {
+            return self.cache.publish(&mut View, gva, Variant::of_page(VERSION.index));
+        }
+        let front = host - FRONT_LEN;
+        match self.fronts.iter().position(|(of, _)| *of == gva) {
+            Some(_) => self.astray += 1,
+            None => self.fronts.push((gva, front)),
+        }
+        let others = self.fronts.iter().cycle().skip(self.astray as usize % 2);
+        for ((gva, _), (_, front)) in self.fronts.iter().zip(others) {
+            let (key, value) = table_slot(*gva);
+            View.write_table(value as u64, *front);
+            View.write_table(key as u64, gva.wrapping_neg());
         }
     }
 
@@ -363,8 +426,12 @@ impl Rig {
         let (rip, alignment) = (vcpu_page().regs.rip, vcpu_page().regs.ac != 0);
         let version = self.layout.verified.map(|_| VERSION);
         let variant = version.map_or(alignment.into(), |of| Variant::of_page(of.index));
-        if let Some(host) = self.cache.find(rip, variant) {
-            self.cache.publish(&mut View, rip, variant);
+        let known_by = self.known_by(rip);
+        if let Some(host) = self.cache.find(known_by, variant) {
+            match version {
+                Some(_) => self.publish(rip, host),
+                None => self.cache.publish(&mut View, rip, variant),
+            }
             return Ok(Some(host));
         }
         let Some(bytes) = case.code.get(rip.wrapping_sub(self.place.code) as usize..) else {
@@ -374,8 +441,12 @@ impl Rig {
             return Ok(None);
         }
         let how = How { ac: alignment, version, ..How::default() };
-        let made = self.cache.add(&mut View, rip, bytes, bytes.len(), how, [0; 2]);
-        made.map(Some).map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))
+        let made = self.cache.add(&mut View, known_by, bytes, bytes.len(), how, [0; 2]);
+        let host = made.map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))?;
+        if self.layout.origins.is_some() {
+            self.publish(rip, host);
+        }
+        Ok(Some(host))
     }
 
     fn child_runs(&mut self) -> Result<()> {
@@ -397,7 +468,7 @@ impl Rig {
             let position =
                 self.cache.position(mailbox.pc).context("a fault outside every block")?;
             position.mark.fixes.apply(&mut gpr, &page.block.spill, self.layout.bias);
-            rip = position.guest;
+            rip = self.resolve(position.guest);
         }
         let rflags = page.block.host_flags & IN_HOST
             | page.regs.interrupt_flag

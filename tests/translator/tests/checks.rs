@@ -1,4 +1,4 @@
-//! Programs whose accesses are checked unless they are looked up: as `programs`, in a process of its own.
+//! Programs whose accesses are checked unless they are looked up, for places: as `programs`, in a process of its own.
 
 mod support;
 
@@ -6,7 +6,7 @@ use translator::rig::Rig;
 
 #[test]
 fn programs_whose_accesses_are_checked_agree_with_the_interpreter() {
-    let mut rig = Rig::with_checks().expect("the host gives memory and a process");
+    let mut rig = Rig::at_places(true).expect("the host gives memory and a process");
     support::agree(&mut rig, 20);
     assert!(rig.filled > 2000, "only {} look-ups", rig.filled);
 }

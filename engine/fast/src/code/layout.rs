@@ -2,7 +2,7 @@
 
 use jit::{Layout, Level};
 use wedge_abi::{
-    Base, CACHE, COPIES, LANDINGS, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE,
+    Base, CACHE, COPIES, LANDINGS, LOOKUP_ENTRIES, LOOKUPS, ORIGINS, REGIONS, TABLES, USER_CACHE,
     USER_CACHE_LEN, USER_TABLES, VCPU_PAGE, VERIFIED,
 };
 
@@ -27,24 +27,32 @@ pub struct CodeKind {
     pub operands: Operands,
     /// Computed jumps of kernel code go by landings; otherwise they search.
     pub landings: bool,
+    /// User code is for places, not for addresses.
+    pub placed: bool,
 }
 
 impl CodeKind {
     /// The kernel's, of one vCPU or of several.
     pub const fn kernel(several: bool) -> Self {
-        Self { level: Level::Kernel, several, operands: Operands::Mapped, landings: true }
+        Self {
+            level: Level::Kernel,
+            several,
+            operands: Operands::Mapped,
+            landings: true,
+            placed: false,
+        }
     }
 
     /// A vCPU's user code.
-    pub const fn user(operands: Operands) -> Self {
-        Self { level: Level::User, several: false, operands, landings: false }
+    pub const fn user(operands: Operands, placed: bool) -> Self {
+        Self { level: Level::User, several: false, operands, landings: false, placed }
     }
 }
 
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
 pub fn layout(kind: CodeKind, base: Base) -> Layout {
-    let CodeKind { level, several, operands, landings } = kind;
+    let CodeKind { level, several, operands, landings, placed } = kind;
     let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,
@@ -60,6 +68,7 @@ pub fn layout(kind: CodeKind, base: Base) -> Layout {
         checks: false,
         lookups: None,
         verified: None,
+        origins: None,
     };
     let checks = operands == Operands::Checked;
     let looks_up = operands != Operands::Mapped;
@@ -74,6 +83,7 @@ pub fn layout(kind: CodeKind, base: Base) -> Layout {
             table: here(TABLES + USER_TABLES),
             lookups: looks_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
             verified: Some(here(LOOKUPS + VERIFIED)),
+            origins: placed.then(|| here(LOOKUPS + ORIGINS)),
             ..kernel
         },
     }

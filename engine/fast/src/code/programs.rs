@@ -3,49 +3,66 @@
 use super::{Code, PAGE, offset};
 use jit::{
     Level, Version,
-    cache::{CodeMemory, Position, Variant},
+    cache::{CodeMemory, Variant},
     recover::Bias,
 };
 use ram::Ram;
 use wedge::Pages;
-use wedge_abi::{CODE_PAGE_WORDS, FAULTS, FaultState, KERNEL_FAULTS, code_page, fault_slot};
+use wedge_abi::{FAULTS, FaultState, KERNEL_FAULTS, TextPage, fault_slot};
 use x86::paging::Roots;
 
 impl Code {
     /// Forgets the pages that programs' code was made from, and what wedges have been told of it.
     pub(super) fn forget_programs(&mut self, pages: &mut Pages) {
         self.versions.clear(&mut self.memory);
-        pages.told().code_pages = [0; CODE_PAGE_WORDS];
         pages.told().code_generation = self.versions.generation.into();
     }
 
-    /// Which of the blocks at a GVA belongs to the address space with these page tables. `None` if nothing may be executed at the GVA.
-    pub(super) fn variant(
+    /// What the cache has the block at a GVA by that belongs to the address space with these page tables. `None` if nothing may be
+    /// executed at the GVA.
+    pub(super) fn key(
         &mut self,
         pages: &mut Pages,
         ram: &Ram,
         roots: Roots,
         (guest, ac): (u64, bool),
-    ) -> Option<Variant> {
+    ) -> Option<(u64, Variant)> {
         if self.layout.level == Level::Kernel {
-            return Some(ac.into());
+            return Some((guest, ac.into()));
         }
         let offset = offset(ram, roots, guest, self.access())? & !(PAGE - 1);
         if !self.versions.have_room() {
             self.clear(pages);
         }
-        self.versions.index(&mut self.memory, guest, offset).map(Variant::of_page)
+        let page = self.code_page(ram, roots, guest, offset)?;
+        Some((page.place | guest & (PAGE - 1), Variant::of_page(page.index)))
     }
 
-    /// The second page of the block at an HVA is the one that these page tables have behind the first, or the block has no second
-    /// page. A block with another page is dropped.
-    pub(super) fn is_whole(&mut self, ram: &Ram, roots: Roots, host: u64) -> bool {
+    /// The page of user code at a GVA, which has this RAM offset.
+    fn code_page(&mut self, ram: &Ram, roots: Roots, gva: u64, page: u64) -> Option<TextPage> {
+        let access = self.access();
+        let near = |gva: u64| offset(ram, roots, gva, access);
+        self.versions.page(&mut self.memory, gva, page, near)
+    }
+
+    /// The page of user code at a GVA is not where its text is in the address space with these page tables: it becomes one of another
+    /// text, or of one of its own. False if there is nothing to move.
+    pub fn move_away(&mut self, ram: &Ram, roots: Roots, gva: u64, alone: bool) -> bool {
+        let access = self.access();
+        let near = |gva: u64| offset(ram, roots, gva, access);
+        let Some(offset) = near(gva & !(PAGE - 1)) else { return false };
+        self.versions.move_away(&mut self.memory, (gva, offset), alone, near)
+    }
+
+    /// The second page of the block at an HVA, which is that at a GVA, is the one that these page tables have behind the first, or the
+    /// block has no second page. A block with another page is dropped.
+    pub(super) fn is_whole(&mut self, ram: &Ram, roots: Roots, (gva, host): (u64, u64)) -> bool {
         let Some(source) = self.cache.source(host).filter(|_| self.layout.level == Level::User)
         else {
             return true;
         };
         let [first, second] = source.pages;
-        let behind = (source.guest & !(PAGE - 1)).wrapping_add(PAGE);
+        let behind = (gva & !(PAGE - 1)).wrapping_add(PAGE);
         let whole = first == second || offset(ram, roots, behind, self.access()) == Some(second);
         if !whole {
             self.cache.drop_at(&mut self.memory, host);
@@ -53,14 +70,16 @@ impl Code {
         whole
     }
 
-    /// The indices of the pages that the block of user code at an HVA is of.
-    pub fn versions_of(&mut self, host: u64) -> [Option<u32>; 2] {
+    /// The pages of which the block of user code at an HVA is, which is that at a GVA, each with its own GVA.
+    pub fn code_pages_of(&mut self, (gva, host): (u64, u64)) -> [Option<(TextPage, u64)>; 2] {
         let Some(source) = self.cache.source(host) else { return [None; 2] };
-        let page = source.guest & !(PAGE - 1);
+        let (place, gva) = (source.guest & !(PAGE - 1), gva & !(PAGE - 1));
         let [first, second] = source.pages;
-        let behind = (first != second).then(|| (page.wrapping_add(PAGE), second));
-        [Some((page, first)), behind].map(|page| {
-            page.and_then(|(gva, offset)| self.versions.index(&mut self.memory, gva, offset))
+        let behind = (first != second).then_some((PAGE, second));
+        [Some((0, first)), behind].map(|page| {
+            let (by, offset) = page?;
+            let page = self.versions.page_of(&mut self.memory, place.wrapping_add(by), offset)?;
+            Some((page, gva.wrapping_add(by)))
         })
     }
 
@@ -72,34 +91,45 @@ impl Code {
         roots: Roots,
         target: (u64, bool),
     ) -> bool {
-        let variant = self.variant(pages, ram, roots, target);
-        variant.is_some_and(|variant| self.cache.find(target.0, variant).is_none())
+        let key = self.key(pages, ram, roots, target);
+        key.is_some_and(|(guest, variant)| self.cache.find(guest, variant).is_none())
     }
 
-    /// The pages, by their indices, of which a block at a GVA asks whether they may be executed.
-    pub(super) fn version_of(&mut self, guest: u64, sources: [u64; 2]) -> Option<Version> {
+    /// What the cache is to have the block at a GVA by, of these pages of RAM, and of which pages the block asks whether they may be
+    /// executed. `None` if there are as many pages as can be.
+    pub(super) fn version_of(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        guest: u64,
+        [first, second]: [u64; 2],
+    ) -> Option<(u64, Option<Version>)> {
         if self.layout.level == Level::Kernel {
-            return None;
+            return Some((guest, None));
         }
-        let behind = (guest & !(PAGE - 1)).wrapping_add(PAGE);
-        let [first, second] = sources;
-        let mut index = |gva, offset| self.versions.index(&mut self.memory, gva, offset);
-        let (index, second) =
-            (index(guest, first)?, (second != first).then(|| index(behind, second)).flatten());
-        Some(Version { index, second, generation: self.versions.generation })
+        let page = self.code_page(ram, roots, guest, first)?;
+        let second = match second == first {
+            true => None,
+            false => {
+                let behind = page.place.wrapping_add(PAGE);
+                Some(self.versions.page_of(&mut self.memory, behind, second)?.index)
+            }
+        };
+        let generation = self.versions.generation;
+        let version = Version { index: page.index, second, generation };
+        Some((page.place | guest & (PAGE - 1), Some(version)))
     }
 
-    /// Tells wedges that user code has been made from the page of a GVA.
-    pub(super) fn tell_of_page(&self, pages: &mut Pages, gva: u64) {
-        let (word, bit) = code_page(gva);
-        if pages.vcpu_page().told.code_pages[word] >> bit & 1 == 0 {
-            pages.told().code_pages[word] |= 1 << bit;
-        }
+    /// Where the newest block, which is that at a GVA, leads for certain: GVAs, with the virtual RFLAGS.AC.
+    pub(super) fn ahead(&self, gva: u64) -> Vec<(u64, bool)> {
+        let by = gva.wrapping_sub(self.cache.newest().guest);
+        self.cache.ahead().iter().map(|(to, ac)| (to.wrapping_add(by), *ac)).collect()
     }
 
     /// Code has faulted at a host PC: wedges are told how to find the guest's state when that happens again. Other vCPUs may be
     /// reading the table, so an entry is not replaced by that of another PC.
-    pub fn tell_fault_state(&mut self, pc: u64, position: &Position) {
+    pub fn tell_fault_state(&mut self, pc: u64) {
+        let Some(position) = self.cache.position(pc) else { return };
         let fixes = &position.mark.fixes;
         let moved = [fixes.rdi, fixes.rsi]
             .iter()

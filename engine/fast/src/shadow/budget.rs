@@ -68,6 +68,7 @@ mod tests {
     use super::{super::KERNEL_PAGE, *};
     use crate::listener::Listener;
     use wedge::{MapCommand, MapReport, Owner, Pages, Rights, WedgeRam};
+    use wedge_abi::TextPage;
 
     const PAGE: u64 = 4096;
 
@@ -206,7 +207,12 @@ mod tests {
         fn has_verified_code(&self) -> bool {
             false
         }
-        fn verify_code(&mut self, _: u32, _: u64) {}
+        fn verify_code(&mut self, _: TextPage, _: u64, _: u64) -> bool {
+            true
+        }
+        fn resolve(&self, place: u64) -> u64 {
+            place
+        }
         fn clear_lookups(&mut self) {}
         fn protect_lookups(&mut self, _: u64) {}
         fn displaced(&mut self, _: u64) {}

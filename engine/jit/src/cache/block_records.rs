@@ -31,8 +31,8 @@ struct Placed {
     incoming: Number,
     guest_len: u16,
     len: u16,
-    /// Offset of the code behind the landing (`emit/landing.rs`) or the gate (`emit/gate.rs`); zero if there is neither, or a gate for two
-    /// pages.
+    /// Offset of the code behind the landing (`emit/landing.rs`) or the gate (`emit/gate.rs`); zero if there is neither. That of the gate
+    /// if it is for two pages.
     body: u16,
     variant: Variant,
     state: State,
@@ -84,6 +84,8 @@ const MAX_JUMPS: usize = 2 * MAX_BLOCKS;
 
 /// All blocks.
 pub(super) struct BlockRecords {
+    /// Bytes before the gate of a block that has one (`emit/gate.rs`).
+    head: u64,
     /// Host addresses.
     starts: Vec<u64>,
     blocks: Vec<Placed>,
@@ -96,8 +98,9 @@ pub(super) struct BlockRecords {
 impl BlockRecords {
     /// No blocks. Vectors that grow leave as much behind as they hold, so these have space for a kernel; what
     /// is not used of it is no memory.
-    pub fn new() -> Self {
+    pub fn new(head: u64) -> Self {
         Self {
+            head,
             starts: Vec::with_capacity(BLOCKS),
             blocks: Vec::with_capacity(BLOCKS),
             marks: Vec::with_capacity(10 * BLOCKS),
@@ -146,7 +149,7 @@ impl BlockRecords {
             body: if variant.page().is_none() || pages[0] == pages[1] {
                 block.body as u16
             } else {
-                0
+                self.head as u16
             },
             variant,
             state: State::Live,
@@ -182,10 +185,10 @@ impl BlockRecords {
         if self.jumps[jump as usize].variant == variant { self.body(to) } else { self.front(to) }
     }
 
-    /// HVA at which others enter a block: at its gate, but behind its landing.
+    /// HVA at which others enter a block: at its gate, but behind its landing or what is before the gate.
     pub fn front(&self, number: Number) -> u64 {
         let has_gate = self.blocks[number as usize].variant.page().is_some();
-        if has_gate { self.host(number) } else { self.body(number) }
+        if has_gate { self.host(number) + self.head } else { self.body(number) }
     }
 
     /// HVA of a block's landing; `None` if the block has none.

@@ -17,8 +17,8 @@ use crate::{
 };
 use std::collections::VecDeque;
 use wedge_abi::{
-    CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, LANDING_SLOTS, deep_slot, kernel_key, landing_slot,
-    versioned,
+    CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, LANDING_SLOTS, TABLE_SLOTS, deep_slot, kernel_key,
+    landing_slot, versioned,
 };
 
 /// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
@@ -26,6 +26,9 @@ use wedge_abi::{
 const fn empty_deep(slot: usize) -> u64 {
     (slot < DEEP_REACH) as u64
 }
+
+/// log2 of the bytes of a page.
+const PAGE_BITS: u32 = 12;
 
 const _: () = assert!(deep_slot(0) == 0 && deep_slot(1) >= DEEP_REACH);
 
@@ -87,9 +90,9 @@ pub(super) struct Shown {
 
 /// The key of a block in the searched table.
 fn searched_for((guest, variant): Key) -> u64 {
-    match variant {
-        Variant::AC => kernel_key(guest, true),
-        _ => versioned(guest, variant.page().unwrap_or(0).into()),
+    match variant.page() {
+        Some(page) => versioned(guest, page.into()),
+        None => kernel_key(guest, variant == Variant::AC),
     }
 }
 
@@ -129,6 +132,24 @@ impl Tables {
         self.layout.level == Level::User
     }
 
+    /// Blocks are for places.
+    fn has_places(&self) -> bool {
+        self.layout.origins.is_some()
+    }
+
+    /// Has the table with keys not lead to a block for a GVA, or a place. Places say only the low bits of addresses that are within a page.
+    fn empty_keyed(&self, memory: &mut impl CodeMemory, guest: u64) {
+        if !self.has_keyed() {
+            return;
+        }
+        let pages = if self.has_places() { (TABLE_SLOTS as u64) >> PAGE_BITS } else { 1 };
+        for page in 0..pages {
+            let guest = guest.wrapping_add(page << PAGE_BITS);
+            let (key, _) = stubs::table_slot(guest);
+            memory.write_table(key as u64, u64::from(guest & (TABLE_SLOTS as u64 - 1) == 0));
+        }
+    }
+
     fn empty_landing(&self, memory: &mut impl CodeMemory, at: u64) {
         memory.write_table(at, Stubs::of(&self.layout).astray);
     }
@@ -136,7 +157,8 @@ impl Tables {
     /// Has the tables lead to a block.
     pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, shown: Shown) {
         let Shown { host, landing, crosses } = shown;
-        if self.has_keyed() {
+        // Wedges enter blocks for places there, when they know the addresses.
+        if self.has_keyed() && !self.has_places() {
             write_keyed(memory, key.0, host);
         }
         if let Some(landing) = landing {
@@ -150,9 +172,7 @@ impl Tables {
 
     /// Has the tables not lead to a block any more, which has this landing.
     pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key, landing: Option<u64>) {
-        if self.has_keyed() {
-            empty_keyed(memory, key.0);
-        }
+        self.empty_keyed(memory, key.0);
         if let Some(landing) = landing {
             self.hide_landing(memory, landing_at(key.0), landing);
         }
@@ -200,8 +220,7 @@ impl Tables {
     pub fn clear(&mut self, memory: &mut impl CodeMemory, keys: impl Iterator<Item = Key>) {
         keys.for_each(|key| match self.layout.landings {
             Some(_) => self.empty_landing(memory, landing_at(key.0)),
-            None if self.has_keyed() => empty_keyed(memory, key.0),
-            None => {}
+            None => self.empty_keyed(memory, key.0),
         });
         for (slot, guest) in self.deep.iter_mut().enumerate().filter(|(_, guest)| **guest != 0) {
             *guest = 0;
@@ -270,9 +289,4 @@ fn write_keyed(memory: &mut impl CodeMemory, guest: u64, host: u64) {
     let (key, value) = stubs::table_slot(guest);
     memory.write_table(value as u64, host);
     memory.write_table(key as u64, guest.wrapping_neg());
-}
-
-fn empty_keyed(memory: &mut impl CodeMemory, guest: u64) {
-    let (key, _) = stubs::table_slot(guest);
-    memory.write_table(key as u64, u64::from(guest & 0xffff == 0));
 }

@@ -16,6 +16,7 @@ const LAYOUT: Layout = Layout {
     checks: false,
     lookups: None,
     verified: None,
+    origins: None,
 };
 
 /// The words of the tables.

@@ -45,7 +45,7 @@ impl Emitter<'_> {
             self.asm.store_mem_imm(top, near);
         } else {
             self.put_aside(&mut fixes, 1, Register::RCX);
-            self.asm.mov_imm(Register::RCX, next);
+            self.load_guest_address(Register::RCX, next);
             self.asm.store_mem(top, Register::RCX);
             self.asm.load(Register::RCX, spill(1));
         }

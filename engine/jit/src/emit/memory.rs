@@ -58,7 +58,7 @@ impl Emitter<'_> {
         }
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, address);
-        self.asm.mov_imm(address, insn.ip_rel_memory_address());
+        self.load_guest_address(address, insn.ip_rel_memory_address());
         changed.set_memory_base(address);
         changed.set_memory_displ_size(0);
         changed.set_memory_displacement64(0);
@@ -98,7 +98,7 @@ impl Emitter<'_> {
     /// The address of a flat memory operand into a register.
     pub(super) fn effective_address(&mut self, insn: &Instruction, into: Register) {
         if insn.is_ip_rel_memory_operand() {
-            self.asm.mov_imm(into, insn.ip_rel_memory_address());
+            self.load_guest_address(into, insn.ip_rel_memory_address());
             return;
         }
         if insn.memory_base() == Register::None && insn.memory_index() == Register::None {
@@ -141,7 +141,7 @@ impl Emitter<'_> {
     pub(super) fn load_address(&mut self, insn: &Instruction) -> Flow {
         let to = insn.op0_register();
         if to.is_gpr64() {
-            self.asm.mov_imm(to, insn.ip_rel_memory_address());
+            self.load_guest_address(to, insn.ip_rel_memory_address());
             return Flow::On;
         }
         self.call_out(insn)
@@ -177,7 +177,7 @@ impl Emitter<'_> {
         }
         let mut changed = *insn;
         if insn.is_ip_rel_memory_operand() && !absolute(&mut changed) {
-            self.asm.mov_imm(into, insn.ip_rel_memory_address());
+            self.load_guest_address(into, insn.ip_rel_memory_address());
             changed.set_memory_base(into);
             changed.set_memory_displ_size(0);
             changed.set_memory_displacement64(0);

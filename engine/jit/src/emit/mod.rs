@@ -115,6 +115,9 @@ impl<'a> Emitter<'a> {
         bytes: &[u8],
         follower: Option<Rule>,
     ) -> Flow {
+        if self.is_out_of_reach(insn) {
+            return self.call_out(insn);
+        }
         if self.layout.checks {
             if matches!(rule, Rule::Memory | Rule::PerCpu) && self.looked_up(insn) {
                 return Flow::On;

@@ -80,7 +80,7 @@ impl Emitter<'_> {
     pub(super) fn push_return_looked_up(&mut self, table: u64, insn: &Instruction) {
         let next = insn.next_ip();
         self.push_looked_up(table, insn, |e, top| {
-            e.asm.mov_imm(Register::RCX, next);
+            e.load_guest_address(Register::RCX, next);
             e.asm.store_mem(top, Register::RCX);
         });
         self.asm.load(Register::RCX, spill(0));

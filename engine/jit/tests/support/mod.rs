@@ -18,4 +18,5 @@ pub const LAYOUT: Layout = Layout {
     checks: false,
     lookups: None,
     verified: None,
+    origins: None,
 };

@@ -1,9 +1,10 @@
 //! Code at any address, translated, placed, linked and dropped. It is not executed.
 
 use jit::{
-    Layout, Level,
-    cache::{Cache, CodeMemory},
+    Layout, Level, Version,
+    cache::{Cache, CodeMemory, How},
 };
+use wedge_abi::{FIRST_VERSION, MAX_TEXTS, TEXT_REACH, place};
 
 use super::anything;
 use fuzzer::Target;
@@ -24,6 +25,7 @@ const LAYOUT: Layout = Layout {
     checks: false,
     lookups: None,
     verified: None,
+    origins: None,
 };
 /// Of a program that must not reach what is not its own.
 const CHECKED: Layout = Layout {
@@ -35,8 +37,21 @@ const CHECKED: Layout = Layout {
     lookups: Some(LAYOUT.cache + 0x1000_0000),
     ..LAYOUT
 };
+/// The same, for places.
+const PLACED: Layout = Layout {
+    verified: Some(LAYOUT.cache + 0x1800_0000),
+    origins: Some(LAYOUT.cache + 0x1900_0000),
+    ..CHECKED
+};
 const ADDRESSES: [u64; 5] =
     [0xffff_ffff_8100_0000, 0xffff_ffff_ffff_f000, u64::MAX, 0, 0xffff_8000_0000_0000];
+const PLACES: [u64; 5] = [
+    place(0, 0),
+    place(1, 0x7000),
+    place(MAX_TEXTS - 1, -TEXT_REACH),
+    place(2, TEXT_REACH - 0x2_0000),
+    place(3, -1),
+];
 const PAGE: u64 = 4096;
 
 /// What lies in the cache.
@@ -69,18 +84,25 @@ fn seeds() -> Vec<Vec<u8>> {
 
 /// Each block: where (one byte for the address, two for what is added), then its code to the end of 64 bytes.
 fn run(bytes: &[u8]) {
-    for layout in [LAYOUT, Layout { level: Level::User, landings: None, ..LAYOUT }, CHECKED] {
+    let user = Layout { level: Level::User, landings: None, ..LAYOUT };
+    for layout in [LAYOUT, user, CHECKED, PLACED] {
+        let addresses = if layout.origins.is_some() { PLACES } else { ADDRESSES };
         let mut code = Code(vec![0xcc; layout.cache_len as usize]);
         let mut cache = Cache::new(layout, &mut code);
         for (number, chunk) in bytes.chunks(67).enumerate() {
             let Some(([which, low, high], rest)) = chunk.split_first_chunk() else { break };
             let added = u64::from(u16::from_le_bytes([*low, *high]));
-            let guest = ADDRESSES[usize::from(*which) % ADDRESSES.len()].wrapping_add(added);
+            let guest = addresses[usize::from(*which) % addresses.len()].wrapping_add(added);
             let here = rest.len().min((PAGE - guest % PAGE) as usize);
             let page = number as u64 % 3 * PAGE;
             // A program that has set it itself is not translated.
             let ac = which & 0x80 != 0 && layout.level == Level::Kernel;
-            let made = cache.add(&mut code, guest, rest, here, (ac, false), [page, page + PAGE]);
+            let index = FIRST_VERSION as u32 + u32::from(*which % 3);
+            let second = (rest.len() > here).then_some(index + 3);
+            let version = Version { index, second, generation: 1 };
+            let version = layout.verified.map(|_| version);
+            let how = How { ac, version, ..How::default() };
+            let made = cache.add(&mut code, guest, rest, here, how, [page, page + PAGE]);
             if let Ok(host) = made {
                 check(&cache, &layout, guest, host);
             }

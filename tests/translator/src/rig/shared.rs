@@ -6,7 +6,7 @@ use std::slice;
 
 use anyhow::{Result, ensure};
 use jit::{Layout, Level, Version};
-use wedge_abi::{Lookup, VcpuPage};
+use wedge_abi::{Lookup, MAX_TEXTS, VcpuPage, place};
 use x86::flags;
 
 pub(super) const WINDOW: u64 = 0x2100_0000_0000;
@@ -28,6 +28,7 @@ pub(super) const LAYOUT: Layout = Layout {
     checks: false,
     lookups: None,
     verified: None,
+    origins: None,
 };
 /// The same for a program's code.
 pub(super) const OF_USER: Layout = Layout { level: Level::User, bias: 0, landings: None, ..LAYOUT };
@@ -51,6 +52,13 @@ pub(super) const LOOKUPS_LEN: u64 = (wedge_abi::LOOKUP_COUNT * size_of::<Lookup>
 /// Behind it the words that say which pages of a program's code may be executed.
 pub(super) const VERIFIED: u64 = LOOKUPS + LOOKUPS_LEN;
 pub(super) const VERIFIED_LEN: u64 = 4096;
+/// Behind them the origins of texts.
+pub(super) const ORIGINS: u64 = VERIFIED + VERIFIED_LEN;
+pub(super) const ORIGINS_LEN: u64 = MAX_TEXTS as u64 * 8;
+/// The place of that page, if its code is for places.
+pub(super) const TEXT_PLACE: u64 = place(TEXT, 0x12_3000);
+/// Its text.
+pub(super) const TEXT: usize = 5;
 /// The only page of a program's code, and what its word holds once it may be executed.
 pub(super) const VERSION: Version =
     Version { index: wedge_abi::FIRST_VERSION as u32, second: None, generation: 7 };

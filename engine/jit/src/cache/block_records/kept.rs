@@ -31,7 +31,7 @@ impl BlockRecords {
 
     /// Reads what [`Self::encode`] has written. All blocks are asleep. `None` if the bytes are no such records.
     pub fn decode(first: u64, from: &mut PackedTables<'_>) -> Option<Self> {
-        let mut records = Self::new();
+        let mut records = Self::new(0);
         let blocks = from.table()?;
         records.starts.extend(blocks.iter().map(|block| first + u64::from(u32_at(block, 0))));
         records.blocks.extend(blocks.iter().map(decoded_block));
