@@ -393,6 +393,7 @@ impl Code {
         }
         // Blocks of user code ask each time that they are entered from another page.
         if self.layout.level == Level::User {
+            record.stale_pages.iter().for_each(|page| self.versions.note_write(*page));
             return;
         }
         if self.layout.several && !record.flushes.is_empty() && !self.is_seen_by(ram, roots) {

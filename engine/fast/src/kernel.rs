@@ -101,8 +101,8 @@ impl Fast {
         if level == Level::User {
             code.enter_user(pages);
         }
-        // The second time the page has got a text of its own.
-        for alone in [false, true, true] {
+        // A page that is not where its text is goes to a text beside it and then, if that is elsewhere, too, to one of its own.
+        for alone in [Some(false), Some(true), None] {
             let mut marked = Vec::new();
             let key = (level, rip, ac);
             let (code, pages) = (&mut self.code, &mut self.pages);
@@ -113,6 +113,7 @@ impl Fast {
                     return Ok(Some(host));
                 }
                 Ok(_) => {
+                    let Some(alone) = alone else { break };
                     let move_away = |code: &mut Translations| {
                         code.move_away(self.board.ram(), roots, rip, alone)
                     };

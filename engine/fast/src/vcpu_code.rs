@@ -92,8 +92,9 @@ impl VcpuCode {
         self.kernel.lock().set_probes(user, probes);
         let plain = probes.without_taps();
         self.user.iter_mut().for_each(|code| code.set_probes(user, &plain));
+        let has_code = |code: &&mut Code| code.cache.size().0 != 0;
         if self.has_probes_at_places() {
-            self.user.iter_mut().for_each(|code| code.clear(pages));
+            self.user.iter_mut().filter(has_code).for_each(|code| code.clear(pages));
         }
     }
 
@@ -180,7 +181,7 @@ impl VcpuCode {
             new
         });
         let generation = user.versions.generation.into();
-        let told = pages.vcpu_page().told;
+        let told = &pages.vcpu_page().told;
         if (told.code_generation, told.placed) != (generation, placed.into()) {
             (pages.told().code_generation, pages.told().placed) = (generation, placed.into());
         }

@@ -18,8 +18,18 @@ const PAGE: u64 = 4096;
 const SPARE: usize = 64;
 /// A page belongs to the text of a page that is so many pages away at the most.
 const NEAR: u64 = 512;
+/// The same of a page that has a place, and has been written: some are written often.
+const NEAR_STALE: u64 = 64;
 /// The bits of a place, or of a GVA, by which the page has an index.
 const NUMBER: u64 = (1 << 47) - 1;
+
+/// Where a page of RAM is.
+#[derive(Clone, Copy)]
+struct Placed {
+    place: u64,
+    /// The page has been written since: perhaps it is another program's now, and beside others.
+    stale: bool,
+}
 
 /// The pages that code has been made from since everything was dropped.
 pub struct Versions {
@@ -28,7 +38,7 @@ pub struct Versions {
     /// By place or GVA, and by RAM offset.
     indices: FxHashMap<u64, u32>,
     /// The place of each page of RAM, by its offset.
-    places: FxHashMap<u64, u64>,
+    places: FxHashMap<u64, Placed>,
     texts: usize,
     /// The keys in the slots of the wedges' table, zero for an empty slot.
     slots: Vec<u64>,
@@ -62,11 +72,22 @@ impl Versions {
         if !self.placed {
             return self.page_of(memory, gva, offset);
         }
-        let place = match self.places.get(&offset) {
-            Some(place) => *place,
-            None => self.place_beside(gva, None, near).or_else(|| self.place_apart())?,
+        let place = match self.places.get(&offset).copied() {
+            Some(Placed { place, stale: false }) => place,
+            Some(Placed { place, .. }) => {
+                self.places.remove(&offset);
+                self.place_beside(gva, None, NEAR_STALE, near).unwrap_or(place)
+            }
+            None => self.place_beside(gva, None, NEAR, near).or_else(|| self.place_apart())?,
         };
         self.page_of(memory, place, offset)
+    }
+
+    /// The page of RAM at an offset has been written.
+    pub fn note_write(&mut self, offset: u64) {
+        if let Some(placed) = self.places.get_mut(&offset) {
+            placed.stale = true;
+        }
     }
 
     /// A page for which there is a place already, or whose GVA is that.
@@ -87,7 +108,7 @@ impl Versions {
         if !self.placed && known.is_none() {
             self.show(memory, key, index.into());
         } else if self.placed && !self.places.contains_key(&offset) {
-            self.places.insert(offset, place);
+            self.places.insert(offset, Placed { place, stale: false });
             self.show(memory, placed_key(offset), page.to_word());
         }
         Some(page)
@@ -102,8 +123,10 @@ impl Versions {
         alone: bool,
         near: impl Fn(u64) -> Option<u64>,
     ) -> bool {
-        let Some(before) = self.places.get(&offset).copied() else { return false };
-        let beside = self.place_beside(gva & !(PAGE - 1), Some(text_of(before)), near);
+        let Some(before) = self.places.get(&offset).map(|placed| placed.place) else {
+            return false;
+        };
+        let beside = self.place_beside(gva & !(PAGE - 1), Some(text_of(before)), NEAR, near);
         let Some(place) = beside.filter(|_| !alone).or_else(|| self.place_apart()) else {
             return false;
         };
@@ -111,20 +134,21 @@ impl Versions {
         self.page_of(memory, place, offset).is_some()
     }
 
-    /// The place at a GVA by a page that has a place already, in another text than this.
+    /// The place at a GVA by a page, at most so many pages away, that has a place already, in another text than this.
     fn place_beside(
         &self,
         gva: u64,
         but: Option<usize>,
+        reach: u64,
         near: impl Fn(u64) -> Option<u64>,
     ) -> Option<u64> {
         let beside = |by: u64| {
-            let known = *self.places.get(&near(gva.wrapping_add(by))?)?;
-            let place = known.wrapping_sub(by);
+            let known = self.places.get(&near(gva.wrapping_add(by))?)?;
+            let place = known.place.wrapping_sub(by);
             let within = distance(place).abs() < TEXT_REACH;
-            (within && but != Some(text_of(place))).then_some(place)
+            (within && !known.stale && but != Some(text_of(place))).then_some(place)
         };
-        (1..=NEAR).flat_map(|n| [n * PAGE, (n * PAGE).wrapping_neg()]).find_map(beside)
+        (1..=reach).flat_map(|n| [n * PAGE, (n * PAGE).wrapping_neg()]).find_map(beside)
     }
 
     /// The origin of a new text.
@@ -269,6 +293,23 @@ mod tests {
         let back = versions.page(&mut words, 0, of[1], |_| None);
         let known = TextPage { place: place(1, 0), index: 5 };
         assert_eq!(back, Some(known), "beside the third, as before");
+    }
+
+    /// RAM is used again: pages of another program come together in one text, wherever they have been before.
+    #[test]
+    fn a_page_that_has_been_written_is_placed_anew() {
+        let (mut words, mut versions) = (Words::default(), Versions::new(true));
+        let of = [0xa000, 0xb000];
+        for (n, offset) in (1..).zip(of) {
+            versions.page(&mut words, n << 32, offset, |_| None).expect("room");
+            versions.note_write(offset);
+        }
+        let near = process(&[(GVA, of[0]), (GVA + 0x1000, of[1])]);
+        let mut place_of = |gva, offset| versions.page(&mut words, gva, offset, &near);
+        let pages = [place_of(GVA, of[0]), place_of(GVA + 0x1000, of[1])];
+        let places = pages.map(|page| page.map(|page| page.place));
+        assert_eq!(places, [place(0, 0), place(0, 0x1000)].map(Some));
+        assert_eq!(words.find(placed_key(of[1])), pages[1].map(TextPage::to_word));
     }
 
     #[test]
