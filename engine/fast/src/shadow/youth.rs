@@ -10,7 +10,7 @@ use std::time::Duration;
 use x86::paging::{self, WalkMemory};
 
 /// How long a process is young, while its slot has the turn.
-const YOUNG: Duration = Duration::from_millis(4);
+const YOUNG: Duration = Duration::from_millis(6);
 /// How long a child is young at the most. It writes to many pages and ends soon, and on a slow host that takes longer.
 const LONGEST: Duration = Duration::from_millis(12);
 /// How long a child is young for each look-up that it has filled. What translation loses meanwhile is about what a mapping would have
@@ -217,14 +217,14 @@ mod tests {
             youth.begin(child);
             assert!(youth.look(1_000_000, |_| Some(true)));
             let steps = (1..).take_while(|_| {
-                youth.note(YOUNG / 4);
+                youth.note(Duration::from_millis(1));
                 youth.look(1_000_000 + own, |_| None)
             });
             steps.count()
         };
         assert_eq!(
             [(true, 100), (true, 400), (true, 10_000), (false, 400)].map(young_for),
-            [3, 7, 11, 3]
+            [5, 7, 11, 5]
         );
     }
 }
