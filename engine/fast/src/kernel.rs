@@ -423,7 +423,7 @@ impl Fast {
     }
 
     /// The guest instruction that a host PC belongs to.
-    fn position(&self, pc: u64) -> Option<Position> {
+    pub(crate) fn position(&self, pc: u64) -> Option<Position> {
         let position = self.code.position(self.pages.base(), pc)?;
         Some(Position { guest: self.slots.resolve(position.guest), ..position })
     }

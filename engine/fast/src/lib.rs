@@ -446,8 +446,8 @@ impl Fast {
         }
         state::store(page, &mut self.cpu, &mut self.board);
         // The CPU has noted where the last x87 instruction's translation lies.
-        let fpu = &mut self.cpu.vcpu.fpu;
-        fpu.fip = self.code.position(self.pages.base(), fpu.fip).map_or(fpu.fip, |at| at.guest);
+        let noted = self.cpu.vcpu.fpu.fip;
+        self.cpu.vcpu.fpu.fip = self.position(noted).map_or(noted, |at| at.guest);
         if let Some(checker) = &mut self.checker {
             checker.end(&mut self.code, &self.pages, self.board.ram(), &self.cpu.vcpu);
         }

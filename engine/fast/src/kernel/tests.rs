@@ -1,10 +1,11 @@
 //! Guest code that jumps to where none is, and guest code that is stopped in the middle of an instruction.
 
 use crate::{
-    Fast, Modes, User, state,
+    Fast, Modes, Scattered, User, state,
     test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
+use contract::Reached;
 use engine::{Engine, VcpuRequests};
 use iced_x86::code_asm::*;
 use jit::Level;
@@ -20,7 +21,7 @@ use x86::{
     reg, seg,
     segment::attr,
 };
-use x86_interp::{Exit, GuestRam};
+use x86_interp::{Exit, GuestRam, Probes};
 
 const PAGE: u64 = 4096;
 /// GVA of the kernel's code, and its place in RAM. So for the others.
@@ -99,6 +100,46 @@ fn a_program_that_may_not_read_the_counter_faults() {
         let rdtsc = [0x90, 0x0f, 0x31];
         ends_with_a_fault_at(&mut machine(v.clone(), user, &[], &rdtsc), PROGRAM.0 + 1);
     }
+}
+
+/// A program on two pages, each of whose accesses is looked up: inc ebx; jmp to the second page, and there inc ebx; inc ebx; ud2.
+fn translated_program() -> Fast {
+    let ram = Ram::new(2 << 20).expect("memory");
+    let second = (PROGRAM.0 + PAGE, PROGRAM.1 + PAGE);
+    map(&ram, &[(CODE, G), (DATA, G), (PROGRAM, US), (second, US)]);
+    ram.write(PROGRAM.1, &[0xff, 0xc3, 0xe9, 0xf9, 0x0f, 0, 0]);
+    ram.write(second.1, &[0xff, 0xc3, 0xff, 0xc3, 0x0f, 0x0b]);
+    let mut fast = started(ram, Arc::default(), in_program(), User::Direct);
+    fast.modes.options.scattered = Scattered::Always;
+    ends_with_a_fault_at(&mut fast, second.0 + 4);
+    let translated = fast.code.with(Level::User, |code| code.cache.counters.translated);
+    assert!(translated.is_some_and(|blocks| blocks != 0), "{translated:?}");
+    fast.cpu.vcpu = in_program();
+    fast.cpu.state_changed();
+    fast
+}
+
+/// What the CPU notes of an x87 instruction that has raised an exception is a host's address in a translation for a place.
+#[test]
+fn the_last_x87_instruction_of_a_program_is_where_the_program_is() {
+    // fldcw [rip + 7]; fld1; fldz; fdivp; fwait; ud2; the control word, with division by zero unmasked
+    let code = [0xd9, 0x2d, 9, 0, 0, 0, 0xd9, 0xe8, 0xd9, 0xee, 0xde, 0xf9, 0x9b, 0x0f, 0x0b];
+    let program = [&code[..], &[0x7b, 0x03]].concat();
+    let mut fast = machine(in_program(), User::Direct, &[], &program);
+    fast.modes.options.scattered = Scattered::Always;
+    ends_with_a_fault_at(&mut fast, PROGRAM.0 + 12);
+    assert_eq!(fast.vcpu().fpu.fip, PROGRAM.0 + 10);
+}
+
+/// Translations for places do not know of addresses: a program with breakpoints runs directly.
+#[test]
+fn programs_that_have_been_translated_stop_at_breakpoints() {
+    let mut fast = translated_program();
+    let breakpoint = PROGRAM.0 + PAGE + 2;
+    fast.set_probes(&Probes { breakpoints: [breakpoint].into(), ..Probes::default() });
+    let exit = fast.run(u64::MAX);
+    assert_eq!((exit, fast.vcpu().rip), (Exit::Probe(Reached::Breakpoint), breakpoint));
+    assert_eq!(fast.vcpu().gpr[reg::RBX], 2);
 }
 
 /// Hosts map nothing at the lowest addresses, and guests do: what a program has there is interpreted, code and data.
