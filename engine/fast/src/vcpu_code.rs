@@ -98,8 +98,8 @@ impl VcpuCode {
         }
     }
 
-    /// There are breakpoints in programs, and the code of programs is for places: at which of these the breakpoints are is not known. No
-    /// translated code of programs is to be run.
+    /// Programs have breakpoints, and their code is for places, of which a breakpoint's is not known. So no translated code of programs
+    /// may run.
     pub fn has_probes_at_places(&self) -> bool {
         self.placed && self.probes.pages().into_iter().any(|page| page >> 63 == 0)
     }

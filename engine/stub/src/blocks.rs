@@ -40,11 +40,11 @@ pub fn find_user(cx: &Context<'_>, guest: u64) -> u64 {
     if lookup::table().resolve(place) == guest { block } else { 0 }
 }
 
-/// Translated user code has left by its exit: what it says of places is of addresses from now on.
+/// Turns places into addresses where translated user code has left by its exit.
 pub fn resolve_places(vcpu: &mut VcpuPage) {
     let lookups = lookup::table();
     vcpu.exit.next = lookups.resolve(vcpu.exit.next);
-    // Where a computed jump leads is the program's to say, even if it is nowhere.
+    // A computed jump leads to an address, which may look like a place.
     if vcpu.exit.kind == BlockExit::Miss as u64 && vcpu.exit.info == COMPUTED {
         vcpu.exit.info = 0;
     } else {

@@ -1,15 +1,16 @@
 //! Places of programs' code: where in a text, wherever the text lies.
 //!
-//! A program, or a library, is loaded at another address each time. Its pages of code keep their distances. So pages that have been
-//! seen beside each other are one text, and a translation of their code holds places: a text, and a distance from the text's origin.
+//! A program, or a library, is loaded at another address each time, but its pages of code keep their distances. So pages that have been
+//! seen near each other are one text, and a translation of their code has places for addresses: a text, and a distance from the text's
+//! origin.
 //! Each wedge knows which GVA the origin of a text is in its address space ([`crate::Lookups::verify`]).
 
 /// Set in a place, and in no GVA: an address with this bit is not canonical unless it is the kernel's.
 pub const PLACE: u64 = 1 << 62;
 /// So many texts there can be.
 pub const MAX_TEXTS: usize = 1 << 12;
-/// Pages of a text lie this far from its origin at the most, in bytes: direct jumps and operands from there reach at most three times as
-/// far, and their distances have room in a place.
+/// Pages of a text lie this far from its origin at the most, in bytes. Direct jumps and operands from there reach three times as far at
+/// the most, and such distances have room in a place.
 pub const TEXT_REACH: i64 = 1 << 30;
 /// Bits of a place for the distance.
 const DISTANCE_BITS: u32 = 34;
@@ -19,7 +20,7 @@ const ZERO: u64 = 1 << (DISTANCE_BITS - 1);
 const PLACE_BITS: u64 = (MAX_TEXTS as u64) << DISTANCE_BITS;
 const _: () = assert!(PLACE_BITS <= 1 << crate::GVA_BITS);
 
-/// Bytes before a block's gate that have the block's place, and ask computed jumps for it.
+/// Bytes of a block's head, before its gate: the block's place, and the check of where a computed jump leads.
 pub const HEAD_LEN: u64 = 48;
 /// Bytes before the gate at which computed jumps come: behind the place, which is a word.
 pub const FRONT_LEN: u64 = HEAD_LEN - 8;

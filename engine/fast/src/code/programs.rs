@@ -1,4 +1,4 @@
-//! Translated code of programs: which page of RAM a block is of, and what wedges are told of it.
+//! Translated code of programs: which page of RAM a block is of, at which place, and what wedges are told of it.
 
 use super::{Code, PAGE, offset};
 use jit::{
@@ -18,8 +18,7 @@ impl Code {
         pages.told().code_generation = self.versions.generation.into();
     }
 
-    /// What the cache has the block at a GVA by that belongs to the address space with these page tables. `None` if nothing may be
-    /// executed at the GVA.
+    /// The cache's key for the block at a GVA in the address space with these page tables. `None` if nothing may be executed there.
     pub(super) fn key(
         &mut self,
         pages: &mut Pages,
@@ -45,8 +44,8 @@ impl Code {
         self.versions.page(&mut self.memory, gva, page, near)
     }
 
-    /// The page of user code at a GVA is not where its text is in the address space with these page tables: it becomes one of another
-    /// text, or of one of its own. False if there is nothing to move.
+    /// Gives the page of user code at a GVA to another text, or to one of its own: in the address space with these page tables its text
+    /// lies elsewhere. False if there is nothing to move.
     pub fn move_away(&mut self, ram: &Ram, roots: Roots, gva: u64, alone: bool) -> bool {
         let access = self.access();
         let near = |gva: u64| offset(ram, roots, gva, access);
@@ -95,8 +94,8 @@ impl Code {
         key.is_some_and(|(guest, variant)| self.cache.find(guest, variant).is_none())
     }
 
-    /// What the cache is to have the block at a GVA by, of these pages of RAM, and of which pages the block asks whether they may be
-    /// executed. `None` if there are as many pages as can be.
+    /// The address in the cache's key for a new block at a GVA, and the pages that the block asks about, which are these pages of RAM.
+    /// `None` if there are as many pages as can be.
     pub(super) fn version_of(
         &mut self,
         ram: &Ram,

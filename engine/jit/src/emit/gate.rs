@@ -42,8 +42,8 @@ impl Emitter<'_> {
         self.body = self.asm.len() as u32;
     }
 
-    /// Emits the head: the place, and what lets in computed jumps that mean it. Before that is known, bytes belong to no guest
-    /// instruction: the jump has not ended.
+    /// Emits the head: the block's place, and a check of where a computed jump leads. Until that is done, bytes belong to no guest
+    /// instruction, as the jump has not ended.
     fn head(&mut self, origins: u64) {
         let here = self.request.guest;
         self.asm.raw(&here.to_le_bytes());
@@ -81,8 +81,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// The instruction has an operand whose address translated code cannot compute: one behind what a displacement reaches, or one
-    /// by way of EIP, where a place has no room.
+    /// Translated code cannot compute the address of the instruction's operand. It is farther than a displacement reaches, or relative
+    /// to EIP, where a place has no room.
     pub(super) fn is_out_of_reach(&self, insn: &Instruction) -> bool {
         let relative = insn.is_ip_rel_memory_operand() && self.layout.origins.is_some();
         relative
