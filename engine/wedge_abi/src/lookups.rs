@@ -128,6 +128,8 @@ pub struct Lookups {
     verified: [AtomicU64; MAX_VERSIONS],
     /// All behind this one are zero.
     verified_end: AtomicU64,
+    /// What pages have last been verified by. When that changes, texts have changed, too.
+    generation: AtomicU64,
     /// A bit for each text whose origin is settled: some page of it may be executed.
     settled: [AtomicU64; MAX_TEXTS / 64],
     /// A bit for each page (GVA) that may be executed, and for others, by [`code_page`].
@@ -264,6 +266,9 @@ impl Lookups {
     /// A page of translated user code may be executed at a GVA. False if its text lies elsewhere: then the page may not.
     #[must_use]
     pub fn verify(&self, page: TextPage, gva: u64, generation: u64) -> bool {
+        if self.generation.swap(generation, Relaxed) != generation {
+            self.forget_code();
+        }
         let index = page.index as usize;
         let Some(word) = self.verified.get(index) else { return false };
         if is_place(page.place) && !self.settle(page.place, gva & !(PAGE - 1)) {
@@ -442,6 +447,8 @@ mod tests {
         assert!(table.verify(page(4, 0x7000), A + PAGE, 1), "where it is seen now");
         assert_eq!(table.resolve(place(7, 0x7000)), A + PAGE);
         assert!(table.verify(TextPage { place: A, index: 9 }, A, 1), "one address");
+        assert!(table.verify(page(2, 0x5000), HVA, 2), "another text of the same number");
+        assert!(!table.is_verified(4, 1) && table.resolve(place(7, 0x5000)) == HVA);
     }
 
     #[test]
