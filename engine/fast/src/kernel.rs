@@ -5,14 +5,13 @@ mod tests;
 
 use crate::{
     Fast, FaultOutcome,
-    code::{Code as Translations, NoBlock},
+    code::{Code, NoBlock},
     operand,
     regions::host_bias,
     state, temporary_mm,
     vcpu_code::bias_at,
 };
 use contract::Reached;
-use iced_x86::Code;
 use jit::{Level, cache::Position};
 use wedge::Error;
 use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
@@ -94,35 +93,42 @@ impl Fast {
 
     /// The translated block at RIP.
     pub(crate) fn block_at_rip(&mut self, level: Level) -> Result<Option<u64>, Error> {
-        let v = &self.cpu.vcpu;
-        let (roots, rip) = (Roots::from(v), v.rip);
-        let ac = v.rflags & flags::AC != 0;
-        let (code, pages) = (&mut self.code, &mut self.pages);
-        if level == Level::User {
-            code.enter_user(pages);
+        match level {
+            Level::Kernel => self.find_block(level),
+            Level::User => self.block_of_program(),
         }
-        // A page that is not where its text is goes to a text beside it and then, if that is elsewhere, too, to one of its own.
+    }
+
+    /// The block of user code at RIP, which may run in the current slot from now on. A page that is not where its text is goes to a text
+    /// beside it and then, if that is elsewhere, too, to one of its own.
+    fn block_of_program(&mut self) -> Result<Option<u64>, Error> {
+        self.code.enter_user(&mut self.pages);
+        let (roots, rip) = (Roots::from(&self.cpu.vcpu), self.cpu.vcpu.rip);
         for alone in [Some(false), Some(true), None] {
-            let mut marked = Vec::new();
-            let key = (level, rip, ac);
-            let (code, pages) = (&mut self.code, &mut self.pages);
-            let block = code.block(pages, &self.board, roots, key, &mut marked);
-            self.protect(marked);
-            match block {
-                Ok(host) if level == Level::Kernel || self.verify(rip, host)? => {
-                    return Ok(Some(host));
-                }
-                Ok(_) => {
-                    let Some(alone) = alone else { break };
-                    let move_away = |code: &mut Translations| {
-                        code.move_away(self.board.ram(), roots, rip, alone)
-                    };
-                    self.code.with(level, move_away);
-                }
-                Err(NoBlock::Interpret) => break,
-                Err(NoBlock::Full) => return self.leave_full_translation().map(|()| None),
-                Err(NoBlock::Foreign) => return self.part_from_others().map(|()| None),
+            let Some(host) = self.find_block(Level::User)? else { break };
+            if self.verify(rip, host)? {
+                return Ok(Some(host));
             }
+            let ram = self.board.ram();
+            let move_away =
+                |code: &mut Code| alone.map(|alone| code.move_away(ram, roots, rip, alone));
+            self.code.with(Level::User, move_away);
+        }
+        Ok(None)
+    }
+
+    /// The translated block at RIP, found or made.
+    fn find_block(&mut self, level: Level) -> Result<Option<u64>, Error> {
+        let v = &self.cpu.vcpu;
+        let (roots, key) = (Roots::from(v), (level, v.rip, v.rflags & flags::AC != 0));
+        let mut marked = Vec::new();
+        let block = self.code.block(&mut self.pages, &self.board, roots, key, &mut marked);
+        self.protect(marked);
+        match block {
+            Ok(host) => return Ok(Some(host)),
+            Err(NoBlock::Interpret) => {}
+            Err(NoBlock::Full) => self.leave_full_translation()?,
+            Err(NoBlock::Foreign) => self.part_from_others()?,
         }
         Ok(None)
     }
@@ -199,7 +205,7 @@ impl Fast {
     fn note_call_out(&mut self) {
         let code = self.pages.vcpu_page().exit.info;
         self.statistics.call_out(code);
-        if code == Code::Pause as u64 {
+        if code == iced_x86::Code::Pause as u64 {
             self.board.has_paused();
         }
         self.in_service.note(code, self.pages.vcpu_page().regs.gpr[reg::RCX]);
