@@ -228,7 +228,7 @@ impl Code {
         Ok(())
     }
 
-    /// Makes what the newest block, which is that at a GVA, leads to for certain, and what that leads to, what is called and what follows a
+    /// Makes what the newest block (`newest`: its GVA) leads to for certain, and what that leads to, what is called and what follows a
     /// call: asking for each in turn would cost more than some that are never used.
     fn go_ahead(
         &mut self,

@@ -133,13 +133,13 @@ impl Fast {
         Ok(None)
     }
 
-    /// Lets the block of user code at an HVA, which is that at a GVA, run in the current slot, whose page tables have led to the block.
-    /// False if the block's text lies elsewhere there.
+    /// Lets the block of user code at a GVA and an HVA run in the current slot, whose page tables have led to the block. False if the text
+    /// of the block lies elsewhere there.
     fn verify(&mut self, gva: u64, host: u64) -> Result<bool, Error> {
         let (pages, generation) = self.code.code_pages_of((gva, host));
         let slot = self.slots.current()?;
-        let mut verify = |(page, gva)| slot.verify_code(page, gva, generation);
-        Ok(pages.into_iter().flatten().all(&mut verify))
+        let verify = |(page, gva)| slot.verify_code(page, gva, generation);
+        Ok(pages.into_iter().flatten().all(verify))
     }
 
     /// Goes on after an exit from translated code.

@@ -53,8 +53,8 @@ fn user_code(pages: &Pages, look_up: bool, placed: bool) -> Code {
 }
 
 impl VcpuCode {
-    /// With the kernel's code of the pages, and none of the user's yet. Where user code runs directly, what there will
-    /// be of it has its memory operands looked up, and is for places if it may.
+    /// With the kernel's code of the pages, and none of the user's yet. Where user code runs directly, its translations will look memory
+    /// operands up. They will be for places, unless the options want them for addresses.
     pub(crate) fn new(pages: &Pages, ram: &Ram, kernel: Arc<Translation>, modes: &Modes) -> Self {
         let translated = modes.user == User::Translated;
         Self {
@@ -201,8 +201,8 @@ impl VcpuCode {
         Some(*times > OFTEN)
     }
 
-    /// The pages that the block of user code at an HVA is of, which is that at a GVA, each with its own GVA, and what their words hold
-    /// once they are verified.
+    /// The pages that the block of user code at a GVA and an HVA was made from, each with the page's GVA. And what the words of pages hold
+    /// that have been verified.
     pub fn code_pages_of(&mut self, block: (u64, u64)) -> ([Option<(TextPage, u64)>; 2], u64) {
         let of = |user: &mut Code| (user.code_pages_of(block), user.versions.generation.into());
         self.user.as_mut().map(of).unwrap_or_default()

@@ -1,6 +1,7 @@
-//! Pages of translated user code. Programs have different pages at one address, and translations of all of them are kept. Each page
-//! has an index, by which blocks ask whether it may be executed ([`wedge_abi::Lookups::verify`]), and wedges find the index by the page
-//! tables.
+//! Pages of translated user code. Programs have different pages at one address, and translations of all of them are kept.
+//!
+//! Each page has an index. By its index a block asks whether its page may be executed ([`wedge_abi::Lookups::verify`]). A wedge walks
+//! the page tables to a page, and finds the index of that page in a table.
 //!
 //! Programs and libraries lie elsewhere each time they are loaded. So a page of RAM has a place ([`wedge_abi::place`]), by the pages
 //! that were beside it when code was first made from it. Two libraries that lay beside each other may have got one text; where they lie
@@ -20,8 +21,6 @@ const SPARE: usize = 64;
 const NEAR: u64 = 512;
 /// The same of a page that has a place, and has been written: some are written often.
 const NEAR_STALE: u64 = 64;
-/// The bits of a place, or of a GVA, by which the page has an index.
-const NUMBER: u64 = (1 << 47) - 1;
 
 /// Where a page of RAM is.
 #[derive(Clone, Copy)]
@@ -34,8 +33,8 @@ struct Placed {
 /// The pages that code has been made from since everything was dropped.
 pub struct Versions {
     /// Code is made for places; otherwise for addresses.
-    pub placed: bool,
-    /// By place or GVA, and by RAM offset.
+    placed: bool,
+    /// The index of each page, by its [`version_key`].
     indices: FxHashMap<u64, u32>,
     /// The place of each page of RAM, by its offset.
     places: FxHashMap<u64, Placed>,
@@ -97,19 +96,21 @@ impl Versions {
         place: u64,
         offset: u64,
     ) -> Option<TextPage> {
-        let key = version_key(place & NUMBER, offset);
+        let key = version_key(place, offset);
         let known = self.indices.get(&key).copied();
         let index = known.unwrap_or((FIRST_VERSION + self.indices.len()) as u32);
         if index as usize >= MAX_VERSIONS {
             return None;
         }
-        self.indices.insert(key, index);
         let page = TextPage { place, index };
-        if !self.placed && known.is_none() {
-            self.show(memory, key, index.into());
-        } else if self.placed && !self.places.contains_key(&offset) {
+        if known.is_none() {
+            self.indices.insert(key, index);
+        }
+        if self.placed && !self.places.contains_key(&offset) {
             self.places.insert(offset, Placed { place, stale: false });
             self.show(memory, placed_key(offset), page.to_word());
+        } else if !self.placed && known.is_none() {
+            self.show(memory, key, index.into());
         }
         Some(page)
     }

@@ -78,10 +78,12 @@ pub struct FaultState {
 /// Spill slots that a [`FaultState`] tells of.
 pub const FAULT_SPILLS: usize = 3;
 /// Bits of a word for a GVA or a place, and for a register: its encoding and one more, or zero.
-pub(crate) const GVA_BITS: u32 = 47;
+const GVA_BITS: u32 = 47;
 const REGISTER_BITS: u32 = 5;
+/// The bits in which GVAs differ, or places.
+pub(crate) const GVA_MASK: u64 = (1 << GVA_BITS) - 1;
 /// The bits of a GVA or a place.
-const RIP_BITS: u64 = PLACE | ((1 << GVA_BITS) - 1);
+const RIP_BITS: u64 = PLACE | GVA_MASK;
 const _: () = assert!(GVA_BITS + REGISTER_BITS * FAULT_SPILLS as u32 <= PLACE.trailing_zeros());
 
 impl FaultState {
@@ -103,9 +105,10 @@ impl FaultState {
     }
 }
 
-/// A page of user code: which GVA has it, and which page of RAM it is, by its offset.
-pub const fn version_key(gva: u64, offset: u64) -> u64 {
-    gva >> 12 << 28 | offset >> 12
+/// A page of user code: which GVA has it, or which place, and which page of RAM it is, by its offset. The bit that all places have is
+/// shifted out.
+pub const fn version_key(guest: u64, offset: u64) -> u64 {
+    guest >> 12 << 28 | offset >> 12
 }
 
 /// What wedges find a page of RAM by, by its offset, where code is translated for places.
@@ -123,7 +126,7 @@ pub const CROSSES: u64 = 1;
 
 /// What the searched table has for a GVA of user code, or a place, in a page of this index.
 pub const fn versioned(guest: u64, index: u64) -> u64 {
-    guest & ((1 << GVA_BITS) - 1) | index << GVA_BITS
+    guest & GVA_MASK | index << GVA_BITS
 }
 
 /// Offset in the tables of a bit for each page of user code, by [`site_page`]: it may hold patched

@@ -128,7 +128,7 @@ pub struct Lookups {
     verified: [AtomicU64; MAX_VERSIONS],
     /// All behind this one are zero.
     verified_end: AtomicU64,
-    /// What pages have last been verified by. When that changes, texts have changed, too.
+    /// The generation of the pages that were verified last. Another generation has other texts.
     generation: AtomicU64,
     /// A bit for each text whose origin is settled: some page of it may be executed.
     settled: [AtomicU64; MAX_TEXTS / 64],
@@ -194,9 +194,7 @@ impl Lookups {
             self.note_writer(slot, hva);
         }
         self.any.store(1, Relaxed);
-        if let Some(word) = self.used.get(chunk / 64) {
-            word.store(word.load(Relaxed) | 1 << (chunk % 64), Relaxed);
-        }
+        set_bit(&self.used, chunk / 64, chunk as u32 % 64);
         if large {
             self.large.store(1, Relaxed);
         }
@@ -285,12 +283,13 @@ impl Lookups {
     /// A place is at a GVA from now on, or is there already. False if its text lies elsewhere.
     fn settle(&self, place: u64, gva: u64) -> bool {
         let (text, origin) = (text_of(place), gva.wrapping_sub(distance(place) as u64));
+        let (word, bit) = (text / 64, text as u32 % 64);
         let Some(known) = self.origins.get(text) else { return false };
-        if has_bit(&self.settled, text / 64, text as u32 % 64) {
+        if has_bit(&self.settled, word, bit) {
             return known.load(Relaxed) == origin;
         }
         known.store(origin, Relaxed);
-        set_bit(&self.settled, text / 64, text as u32 % 64);
+        set_bit(&self.settled, word, bit);
         true
     }
 

@@ -1,9 +1,8 @@
-//! Places of programs' code: where in a text, wherever the text lies.
+//! Places: what translated code of programs has for addresses.
 //!
 //! A program, or a library, is loaded at another address each time, but its pages of code keep their distances. So pages that have been
-//! seen near each other are one text, and a translation of their code has places for addresses: a text, and a distance from the text's
-//! origin.
-//! Each wedge knows which GVA the origin of a text is in its address space ([`crate::Lookups::verify`]).
+//! seen near each other are one text. A place is a text and a distance from the text's origin. Each wedge knows the GVA of that origin in
+//! its address space ([`crate::Lookups::verify`]).
 
 /// Set in a place, and in no GVA: an address with this bit is not canonical unless it is the kernel's.
 pub const PLACE: u64 = 1 << 62;
@@ -16,9 +15,9 @@ pub const TEXT_REACH: i64 = 1 << 30;
 const DISTANCE_BITS: u32 = 34;
 /// What a place has for distance zero.
 const ZERO: u64 = 1 << (DISTANCE_BITS - 1);
-/// The bits of a place that are not the same for all places.
-const PLACE_BITS: u64 = (MAX_TEXTS as u64) << DISTANCE_BITS;
-const _: () = assert!(PLACE_BITS <= 1 << crate::GVA_BITS);
+/// The bits in which places differ.
+const PLACE_BITS: u64 = ((MAX_TEXTS as u64) << DISTANCE_BITS) - 1;
+const _: () = assert!(PLACE_BITS <= crate::GVA_MASK);
 
 /// Bytes of a block's head, before its gate: the block's place, and the check of where a computed jump leads.
 pub const HEAD_LEN: u64 = 48;
@@ -62,7 +61,7 @@ const INDEX_BITS: u32 = crate::MAX_VERSIONS.trailing_zeros();
 impl TextPage {
     /// As a word. `self` has a place.
     pub const fn to_word(self) -> u64 {
-        (self.place & (PLACE_BITS - 1)) >> 12 << INDEX_BITS | self.index as u64
+        (self.place & PLACE_BITS) >> 12 << INDEX_BITS | self.index as u64
     }
 
     /// The page with a place that a word stands for.
@@ -84,7 +83,7 @@ mod tests {
             let at = place(text, far);
             assert_eq!((is_place(at), text_of(at), distance(at)), (true, text, far));
             assert_eq!(at.wrapping_add(0x1000), place(text, far + 0x1000));
-            assert_eq!(at & ((1 << crate::GVA_BITS) - 1) | PLACE, at);
+            assert_eq!(at & crate::GVA_MASK | PLACE, at);
         }
         for address in [0, 0x7fff_ffff_ffff, 0xffff_8000_0000_0000, u64::MAX] {
             assert!(!is_place(address), "{address:#x}");

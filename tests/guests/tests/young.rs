@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// Calls are bound when they are first made, in each child.
 const FLAGS: &str = "-O1 -fno-builtin -Wl,-z,lazy";
 
-/// Runs the program with 200 children and as many grandchildren, with these options; how many look-ups were filled by wedges.
+/// Runs the program in a guest with these options: 200 children and as many grandchildren. Returns how many look-ups wedges have filled.
 fn young(options: &[&str]) -> Result<u64> {
     let directory = TempDir::new()?;
     let program = compile(directory.path(), "young", include_str!("young.c"), FLAGS)?;

@@ -347,7 +347,7 @@ impl Rig {
         self.place.code.wrapping_sub(distance(TEXT_PLACE) as u64)
     }
 
-    /// What the cache has the block at a GVA by.
+    /// The address in the cache's key for the block at a GVA: the GVA itself, or its place.
     fn known_by(&self, gva: u64) -> u64 {
         let offset = gva.wrapping_sub(self.place.code);
         if self.layout.origins.is_some() { TEXT_PLACE.wrapping_add(offset) } else { gva }
@@ -371,9 +371,9 @@ impl Rig {
     }
 
     /// Has computed jumps to a GVA find a block, as the wedge does. Every other time, they find each other's.
-    fn publish(&mut self, gva: u64, host: u64) {
+    fn publish(&mut self, gva: u64, host: u64, variant: Variant) {
         if self.layout.origins.is_none() {
-            return self.cache.publish(&mut View, gva, Variant::of_page(VERSION.index));
+            return self.cache.publish(&mut View, gva, variant);
         }
         let front = host - FRONT_LEN;
         match self.fronts.iter().position(|(of, _)| *of == gva) {
@@ -428,10 +428,7 @@ impl Rig {
         let variant = version.map_or(alignment.into(), |of| Variant::of_page(of.index));
         let known_by = self.known_by(rip);
         if let Some(host) = self.cache.find(known_by, variant) {
-            match version {
-                Some(_) => self.publish(rip, host),
-                None => self.cache.publish(&mut View, rip, variant),
-            }
+            self.publish(rip, host, variant);
             return Ok(Some(host));
         }
         let Some(bytes) = case.code.get(rip.wrapping_sub(self.place.code) as usize..) else {
@@ -444,7 +441,7 @@ impl Rig {
         let made = self.cache.add(&mut View, known_by, bytes, bytes.len(), how, [0; 2]);
         let host = made.map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))?;
         if self.layout.origins.is_some() {
-            self.publish(rip, host);
+            self.publish(rip, host, variant);
         }
         Ok(Some(host))
     }

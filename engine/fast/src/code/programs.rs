@@ -53,8 +53,8 @@ impl Code {
         self.versions.move_away(&mut self.memory, (gva, offset), alone, near)
     }
 
-    /// The second page of the block at an HVA, which is that at a GVA, is the one that these page tables have behind the first, or the
-    /// block has no second page. A block with another page is dropped.
+    /// The block at an HVA fits the GVA where it is to run: it is of one page, or its second page is the one that these page tables have
+    /// behind the first. A block that does not fit is dropped.
     pub(super) fn is_whole(&mut self, ram: &Ram, roots: Roots, (gva, host): (u64, u64)) -> bool {
         let Some(source) = self.cache.source(host).filter(|_| self.layout.level == Level::User)
         else {
@@ -69,7 +69,7 @@ impl Code {
         whole
     }
 
-    /// The pages of which the block of user code at an HVA is, which is that at a GVA, each with its own GVA.
+    /// The pages that the block of user code at a GVA and an HVA was made from, each with the page's GVA.
     pub fn code_pages_of(&mut self, (gva, host): (u64, u64)) -> [Option<(TextPage, u64)>; 2] {
         let Some(source) = self.cache.source(host) else { return [None; 2] };
         let (place, gva) = (source.guest & !(PAGE - 1), gva & !(PAGE - 1));
@@ -107,19 +107,16 @@ impl Code {
             return Some((guest, None));
         }
         let page = self.code_page(ram, roots, guest, first)?;
-        let second = match second == first {
-            true => None,
-            false => {
-                let behind = page.place.wrapping_add(PAGE);
-                Some(self.versions.page_of(&mut self.memory, behind, second)?.index)
-            }
-        };
-        let generation = self.versions.generation;
-        let version = Version { index: page.index, second, generation };
+        let mut version =
+            Version { index: page.index, second: None, generation: self.versions.generation };
+        if second != first {
+            let behind = page.place.wrapping_add(PAGE);
+            version.second = Some(self.versions.page_of(&mut self.memory, behind, second)?.index);
+        }
         Some((page.place | guest & (PAGE - 1), Some(version)))
     }
 
-    /// Where the newest block, which is that at a GVA, leads for certain: GVAs, with the virtual RFLAGS.AC.
+    /// Where the newest block leads for certain, as GVAs with the virtual RFLAGS.AC. `gva` is the block's own.
     pub(super) fn ahead(&self, gva: u64) -> Vec<(u64, bool)> {
         let by = gva.wrapping_sub(self.cache.newest().guest);
         self.cache.ahead().iter().map(|(to, ac)| (to.wrapping_add(by), *ac)).collect()

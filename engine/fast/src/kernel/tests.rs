@@ -122,7 +122,7 @@ fn translated_program() -> Fast {
 /// What the CPU notes of an x87 instruction that has raised an exception is a host's address in a translation for a place.
 #[test]
 fn the_last_x87_instruction_of_a_program_is_where_the_program_is() {
-    // fldcw [rip + 7]; fld1; fldz; fdivp; fwait; ud2; the control word, with division by zero unmasked
+    // fldcw [rip + 9]; fld1; fldz; fdivp; fwait; ud2; the control word, with division by zero unmasked
     let code = [0xd9, 0x2d, 9, 0, 0, 0, 0xd9, 0xe8, 0xd9, 0xee, 0xde, 0xf9, 0x9b, 0x0f, 0x0b];
     let program = [&code[..], &[0x7b, 0x03]].concat();
     let mut fast = machine(in_program(), User::Direct, &[], &program);

@@ -31,8 +31,8 @@ struct Placed {
     incoming: Number,
     guest_len: u16,
     len: u16,
-    /// Offset of the code behind the landing (`emit/landing.rs`) or the gate (`emit/gate.rs`); zero if there is neither. That of the gate
-    /// if it is for two pages.
+    /// Offset of the code that jumps from the same page enter: behind the gate (`emit/gate.rs`), or the gate itself if it asks for two
+    /// pages. In a block without a gate, offset of the code behind the landing (`emit/landing.rs`); zero if there is none.
     body: u16,
     variant: Variant,
     state: State,
@@ -84,7 +84,7 @@ const MAX_JUMPS: usize = 2 * MAX_BLOCKS;
 
 /// All blocks.
 pub(super) struct BlockRecords {
-    /// Bytes before the gate of a block that has one (`emit/gate.rs`).
+    /// Bytes before the gate, in blocks that have a gate (`emit/gate.rs`).
     head: u64,
     /// Host addresses.
     starts: Vec<u64>,

@@ -21,14 +21,14 @@ use wedge_abi::{
     landing_slot, versioned,
 };
 
+/// log2 of the bytes of a page.
+const PAGE_BITS: u32 = 12;
+
 /// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
 /// is not zero.
 const fn empty_deep(slot: usize) -> u64 {
     (slot < DEEP_REACH) as u64
 }
-
-/// log2 of the bytes of a page.
-const PAGE_BITS: u32 = 12;
 
 const _: () = assert!(deep_slot(0) == 0 && deep_slot(1) >= DEEP_REACH);
 
@@ -137,7 +137,8 @@ impl Tables {
         self.layout.origins.is_some()
     }
 
-    /// Has the table with keys not lead to a block for a GVA, or a place. Places say only the low bits of addresses that are within a page.
+    /// Has the table with keys not lead to a block for a GVA, or for a place. A place says where in a page its addresses are, and not in
+    /// which page, so the slots of all such addresses are emptied.
     fn empty_keyed(&self, memory: &mut impl CodeMemory, guest: u64) {
         if !self.has_keyed() {
             return;

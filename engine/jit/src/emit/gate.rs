@@ -6,7 +6,10 @@
 //! A block for a place has a head before its gate. Computed jumps have looked for an address, by what some other process has found
 //! there, so the head asks whether the block's place is at that address now.
 
-use super::Emitter;
+use super::{
+    Emitter,
+    landing::{TARGET, WORD},
+};
 use crate::{
     Version,
     asm::{plus, spill},
@@ -14,11 +17,6 @@ use crate::{
 };
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use wedge_abi::{BlockExit, HEAD_LEN, distance, is_place, text_of};
-
-/// Put aside while the gate looks at words.
-const WORD: Register = Register::RCX;
-/// Where a computed jump leads (GVA).
-const TARGET: Register = Register::RAX;
 
 impl Emitter<'_> {
     /// Emits the gate of a block, if pages of code have words.
@@ -42,8 +40,7 @@ impl Emitter<'_> {
         self.body = self.asm.len() as u32;
     }
 
-    /// Emits the head: the block's place, and a check of where a computed jump leads. Until that is done, bytes belong to no guest
-    /// instruction, as the jump has not ended.
+    /// Emits the head of the block: its place, and a check whether a computed jump leads to that place.
     fn head(&mut self, origins: u64) {
         let here = self.request.guest;
         self.asm.raw(&here.to_le_bytes());
@@ -52,17 +49,7 @@ impl Emitter<'_> {
         let beyond = 1 - distance(here);
         self.asm
             .lea(WORD, MemoryOperand::with_base_index_scale_displ_size(TARGET, WORD, 1, beyond, 8));
-        let meant = self.asm.jrcxz();
-        self.asm.jmp(self.stubs.astray);
-        self.asm.bind_short(meant);
-        let mut fixes = Fixes::default();
-        for (index, register) in [TARGET, WORD].into_iter().enumerate() {
-            fixes.spilled[index] = Some(register.number() as u8);
-        }
-        self.mark(false, fixes);
-        self.undoes();
-        self.asm.load(WORD, spill(1));
-        self.asm.load(TARGET, spill(0));
+        self.let_in();
         self.asm.op(Code::Nopd);
         debug_assert_eq!(self.asm.len() as u64, HEAD_LEN);
     }
@@ -109,7 +96,7 @@ impl Emitter<'_> {
     }
 }
 
-/// HVA of the word that has the origin of a place's text.
+/// HVA of the word that holds the origin (GVA) of the text that a place is in.
 fn origin_at(origins: u64, place: u64) -> u64 {
     origins + text_of(place) as u64 * 8
 }

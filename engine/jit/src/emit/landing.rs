@@ -11,21 +11,27 @@ use crate::{
 use iced_x86::Register;
 
 /// The GVA that is jumped to, and what the landing looks at, in the first two spill slots.
-const TARGET: Register = Register::RAX;
-const WORD: Register = Register::RCX;
+pub(super) const TARGET: Register = Register::RAX;
+pub(super) const WORD: Register = Register::RCX;
 
 impl Emitter<'_> {
     /// Emits the landing, if there are landings. Only addresses in the last 2 GiB have some: the kernel's text and its modules.
     /// Jumps within STAC..CLAC search, so blocks for RFLAGS.AC set have none.
-    /// Before the target is known to be the block's GVA, bytes belong to no guest instruction: the jump has not ended.
     pub fn landing(&mut self) {
         let negated = i32::try_from(self.request.guest.wrapping_neg());
         let landings = self.layout.landings.filter(|_| !self.ac);
         let (Some(_), Ok(negated @ 1..)) = (landings, negated) else { return };
         self.asm.lea(WORD, plus(TARGET, negated.into()));
-        let here = self.asm.jrcxz();
+        self.let_in();
+        self.body = self.asm.len() as u32;
+    }
+
+    /// Lets in a computed jump if [`WORD`] is zero, and restores the registers of the guest. Bytes before this belong to no guest
+    /// instruction: the jump has not ended there.
+    pub(super) fn let_in(&mut self) {
+        let meant = self.asm.jrcxz();
         self.asm.jmp(self.stubs.astray);
-        self.asm.bind_short(here);
+        self.asm.bind_short(meant);
         let mut fixes = Fixes::default();
         for (index, register) in [TARGET, WORD].into_iter().enumerate() {
             fixes.spilled[index] = Some(register.number() as u8);
@@ -34,6 +40,5 @@ impl Emitter<'_> {
         self.undoes();
         self.asm.load(WORD, spill(1));
         self.asm.load(TARGET, spill(0));
-        self.body = self.asm.len() as u32;
     }
 }

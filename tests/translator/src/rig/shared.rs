@@ -55,9 +55,9 @@ pub(super) const VERIFIED_LEN: u64 = 4096;
 /// Behind them the origins of texts.
 pub(super) const ORIGINS: u64 = VERIFIED + VERIFIED_LEN;
 pub(super) const ORIGINS_LEN: u64 = MAX_TEXTS as u64 * 8;
-/// The place of that page, if its code is for places.
+/// The place of the only page of a program's code.
 pub(super) const TEXT_PLACE: u64 = place(TEXT, 0x12_3000);
-/// Its text.
+/// The text of that place.
 pub(super) const TEXT: usize = 5;
 /// The only page of a program's code, and what its word holds once it may be executed.
 pub(super) const VERSION: Version =
