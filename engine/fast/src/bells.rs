@@ -25,7 +25,7 @@ const _: () = assert!(words::STEP == in_ram::STEP && words::WATCHED == in_ram::W
 const _: () = assert!(words::FIRST_QUEUE == in_ram::FIRST_QUEUE);
 const _: () = assert!(words::NOT_WATCHED == in_ram::NOT_WATCHED && words::EARLY == in_ram::EARLY);
 const _: () = assert!(words::NOBODY == in_ram::NOBODY && words::LOOKING == in_ram::LOOKING);
-const _: () = assert!(words::ANSWERED == in_ram::ANSWERED);
+const _: () = assert!(words::ANSWERED == in_ram::ANSWERED && words::SILENT == in_ram::SILENT);
 
 /// The doorbells that a vCPU's wedges have been told of.
 #[derive(Default)]

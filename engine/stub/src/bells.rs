@@ -132,6 +132,7 @@ fn wait(cx: &Context<'_>, bell: &Bell) -> Outcome {
     let outcome = look(cx, bell, word);
     match word.swap(words::NOBODY, Ordering::SeqCst) {
         words::ANSWERED | words::EARLY => Outcome::Interrupts,
+        words::SILENT => Outcome::Silent,
         _ => outcome,
     }
 }
@@ -144,8 +145,10 @@ fn look(cx: &Context<'_>, bell: &Bell, word: &AtomicU32) -> Outcome {
     let awaited = counts[0] != counts[1] || counts[0].is_none();
     let start = now();
     loop {
-        if matches!(word.load(Ordering::Acquire), words::ANSWERED | words::EARLY) {
-            return Outcome::Interrupts;
+        match word.load(Ordering::Acquire) {
+            words::ANSWERED | words::EARLY => return Outcome::Interrupts,
+            words::SILENT => return Outcome::Silent,
+            _ => {}
         }
         let waited = now().wrapping_sub(start);
         if waited > bells.moment && !awaited {

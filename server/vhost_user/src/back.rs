@@ -464,6 +464,13 @@ impl DeviceServer {
             }
             None => self.tell(index),
         }
+        self.hush(index);
+    }
+
+    /// Lets a vCPU go on that waits for answers which its driver is not told of: it has not seen to earlier ones yet.
+    fn hush(&self, index: usize) {
+        let is_done = self.rings.get(index).is_some_and(|ring| !ring.has_more());
+        self.words.iter().filter(|_| is_done).for_each(|words| words.hush(index));
     }
 
     /// Interrupts the driver of a queue if there are answers in the queue of which the driver has not been told.

@@ -18,7 +18,7 @@ use crate::{
     VhostUserError,
     link::{Link, Spawn},
     near::{Binding, Near, Nearness},
-    words::{Waiting, Words},
+    words::{Reply, Waiting, Words},
 };
 
 /// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
@@ -51,14 +51,21 @@ impl SharedFront {
         }
         drop(link);
         let moment = Near::moment(how, is_awaited);
-        let wait = |is_there| is_there || words.wait(index, how, moment);
-        if expected.is_some_and(wait) {
-            near.answered_at_once(how);
-            let due = self.link().interrupt(index);
-            due.into_iter().for_each(|interrupt| interrupt());
-        } else if is_awaited && !words.is_serving() {
+        let reply = match expected {
+            None => Reply::Nothing,
+            Some(true) => Reply::Answer,
+            Some(false) => words.wait(index, how, moment),
+        };
+        match reply {
+            Reply::Answer => {
+                near.answered_at_once(how);
+                let due = self.link().interrupt(index);
+                due.into_iter().for_each(|interrupt| interrupt());
+            }
+            Reply::Silence => near.answered_at_once(how),
             // One that serves a request waits for a disk, as like as not.
-            near.was_late(how, is_watched);
+            Reply::Nothing if is_awaited && !words.is_serving() => near.was_late(how, is_watched),
+            Reply::Nothing => {}
         }
     }
 }

@@ -21,7 +21,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ram::words::{ANSWERED, EARLY, FIRST_QUEUE, LOOKING, NOBODY, NOT_WATCHED, STEP, WATCHED};
+use ram::words::{
+    ANSWERED, EARLY, FIRST_QUEUE, LOOKING, NOBODY, NOT_WATCHED, SILENT, STEP, WATCHED,
+};
 use rustix::{
     event::Timespec,
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
@@ -52,6 +54,17 @@ pub(crate) enum Waiting {
     Looking,
     /// It leaves its CPU to the server.
     Asleep,
+}
+
+/// What came of waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// There is an answer, of which the driver is to be told.
+    Answer,
+    /// Everything has been answered, and the driver wants to hear no more of it for now.
+    Silence,
+    /// There is no answer yet.
+    Nothing,
 }
 
 /// The page of words.
@@ -156,14 +169,18 @@ impl Words {
         Some(is_there)
     }
 
-    /// Waits for an answer; says whether there is one. From now on answers come by the queue's event again.
-    pub(crate) fn wait(&self, index: usize, how: Waiting, time: Duration) -> bool {
-        let Some(word) = self.queue(index) else { return false };
+    /// Waits for an answer. From now on answers come by the queue's event again.
+    pub(crate) fn wait(&self, index: usize, how: Waiting, time: Duration) -> Reply {
+        let Some(word) = self.queue(index) else { return Reply::Nothing };
         match how {
             Waiting::Looking => look(word, time),
             Waiting::Asleep => sleep(word, time),
         }
-        word.swap(NOBODY, Ordering::SeqCst) == ANSWERED
+        match word.swap(NOBODY, Ordering::SeqCst) {
+            ANSWERED => Reply::Answer,
+            SILENT => Reply::Silence,
+            _ => Reply::Nothing,
+        }
     }
 
     // The server's part.
@@ -201,13 +218,21 @@ impl Words {
         };
         match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next) {
             Ok(ASLEEP) => {
-                // Nobody sleeping any more has seen the word.
-                let _ = futex::wake(word, futex::Flags::empty(), 1);
+                wake(word);
                 true
             }
             Ok(_) => true,
             // What it will take is for this answer, too.
             Err(said) => matches!(said, ANSWERED | EARLY),
+        }
+    }
+
+    /// Lets a vCPU that waits go on: everything has been answered, and its driver is not to be told.
+    pub(crate) fn hush(&self, index: usize) {
+        let Some(word) = self.queue(index) else { return };
+        let next = |said| matches!(said, LOOKING | ASLEEP).then_some(SILENT);
+        if word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next) == Ok(ASLEEP) {
+            wake(word);
         }
     }
 
@@ -222,9 +247,14 @@ impl Words {
 
 fn look(word: &AtomicU32, time: Duration) {
     let start = Instant::now();
-    while word.load(Ordering::Acquire) != ANSWERED && start.elapsed() < time {
+    while word.load(Ordering::Acquire) == LOOKING && start.elapsed() < time {
         spin_loop();
     }
+}
+
+fn wake(word: &AtomicU32) {
+    // Nobody sleeping any more has seen the word.
+    let _ = futex::wake(word, futex::Flags::empty(), 1);
 }
 
 fn sleep(word: &AtomicU32, time: Duration) {
@@ -272,7 +302,7 @@ mod tests {
             assert!(!theirs.answer(3), "nobody waits");
             assert_eq!(ours.expect(3, how), Some(false));
             let start = Instant::now();
-            assert!(!ours.wait(3, how, SHORT), "nobody answers");
+            assert_eq!(ours.wait(3, how, SHORT), Reply::Nothing, "nobody answers");
             assert!(start.elapsed() >= SHORT && !theirs.answer(3), "too late");
             assert_eq!(ours.expect(3, how), Some(false));
             assert!(!theirs.answer(2), "another queue");
@@ -282,10 +312,32 @@ mod tests {
                 (other.answer(3), other.answer(3))
             });
             let start = Instant::now();
-            assert!(ours.wait(3, how, LONG), "{how:?}");
+            assert_eq!(ours.wait(3, how, LONG), Reply::Answer, "{how:?}");
             assert!(start.elapsed() < LONG, "at once");
             let (first, _) = server.join().expect("answered");
             assert!(first);
+        }
+    }
+
+    #[test]
+    fn whoever_waits_for_an_answer_that_is_not_told_goes_on() {
+        for how in [Waiting::Looking, Waiting::Asleep] {
+            let (ours, theirs) = pair();
+            theirs.hush(3);
+            assert_eq!(ours.expect(3, how), Some(false), "nobody waited");
+            let server = thread::spawn(move || {
+                thread::sleep(SHORT);
+                theirs.hush(3);
+                theirs
+            });
+            let start = Instant::now();
+            assert_eq!(ours.wait(3, how, LONG), Reply::Silence, "{how:?}");
+            assert!(start.elapsed() < LONG, "at once");
+            let theirs = server.join().expect("hushed");
+            assert_eq!(ours.expect(3, how), Some(false));
+            assert!(theirs.answer(3), "of which it is told after all");
+            theirs.hush(3);
+            assert_eq!(ours.wait(3, how, LONG), Reply::Answer);
         }
     }
 
@@ -294,7 +346,7 @@ mod tests {
         let (ours, theirs) = pair();
         assert_eq!(ours.expect(0, Waiting::Asleep), Some(false));
         assert!(theirs.answer(0) && theirs.answer(0));
-        assert!(ours.wait(0, Waiting::Asleep, LONG));
+        assert_eq!(ours.wait(0, Waiting::Asleep, LONG), Reply::Answer);
         assert!(!theirs.answer(0));
     }
 
@@ -326,7 +378,7 @@ mod tests {
         assert!(theirs.answer(1) && theirs.take_back(1) && !theirs.take_back(1));
         assert_eq!(ours.expect(1, Waiting::Looking), Some(false));
         assert!(!theirs.take_back(1) && theirs.answer(1));
-        assert!(ours.wait(1, Waiting::Looking, LONG));
+        assert_eq!(ours.wait(1, Waiting::Looking, LONG), Reply::Answer);
         theirs.set_watched(false);
         assert!(!theirs.answer(1), "nobody is on the way");
     }
@@ -365,7 +417,8 @@ mod tests {
         // Whatever was left there is taken.
         ours.wait(0, Waiting::Looking, Duration::ZERO);
         assert_eq!(ours.expect(0, Waiting::Looking), Some(false));
-        assert!(theirs.answer(0) && ours.wait(0, Waiting::Looking, LONG));
+        assert!(theirs.answer(0));
+        assert_eq!(ours.wait(0, Waiting::Looking, LONG), Reply::Answer);
     }
 
     #[test]

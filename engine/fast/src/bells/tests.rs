@@ -136,30 +136,32 @@ enum Serving {
     /// It says that it looks, and answers nothing.
     IsDeaf,
     Answers,
+    /// It says that nobody is to be told.
+    Hushes,
 }
 
-/// Answers each request while it is `there`.
+/// Says something to whoever waits for an answer, while it has something to say.
 struct Server {
     watched: Word,
-    there: Arc<AtomicBool>,
+    says: Arc<AtomicU32>,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     fn new(watched: Word, queue: Word) -> Self {
-        let [there, over]: [Arc<AtomicBool>; 2] = Default::default();
-        let (is_there, is_over) = (Arc::clone(&there), Arc::clone(&over));
+        let (says, over): (Arc<AtomicU32>, Arc<AtomicBool>) = Default::default();
+        let (said, is_over) = (Arc::clone(&says), Arc::clone(&over));
         let serve = move || {
             while !is_over.load(Ordering::Relaxed) {
-                match is_there.load(Ordering::Relaxed) {
-                    true if queue.get() == words::LOOKING => queue.set(words::ANSWERED),
-                    true => {}
-                    false => thread::sleep(Duration::from_millis(1)),
+                match said.load(Ordering::Relaxed) {
+                    0 => thread::sleep(Duration::from_millis(1)),
+                    said if queue.get() == words::LOOKING => queue.set(said),
+                    _ => {}
                 }
             }
         };
-        Self { watched, there, over, thread: Some(thread::spawn(serve)) }
+        Self { watched, says, over, thread: Some(thread::spawn(serve)) }
     }
 }
 
@@ -220,10 +222,15 @@ impl Machine {
     /// Runs the guest to its end, beside a server. Returns how many interrupts the guest has taken, and how many stores have reached the
     /// device. All others were rung by wedges.
     fn run(&mut self, serving: Serving) -> (u32, u32) {
-        self.server.there.store(serving == Serving::Answers, Ordering::Relaxed);
+        let says = match serving {
+            Serving::Answers => words::ANSWERED,
+            Serving::Hushes => words::SILENT,
+            _ => 0,
+        };
+        self.server.says.store(says, Ordering::Relaxed);
         self.server.watched.set((serving != Serving::Sleeps).into());
         let ended = self.fast.run(u64::MAX);
-        self.server.there.store(false, Ordering::Relaxed);
+        self.server.says.store(0, Ordering::Relaxed);
         assert_eq!(ended, Exit::Halted, "{:?}", self.fast.failure());
         assert_eq!(self.fast.vcpu().gpr[x86::reg::RBX], u64::from(TIMES), "each ring was one");
         assert_eq!(self.fast.vcpu().gpr[x86::reg::RSP], STACK.0 + 0x800);
@@ -276,6 +283,14 @@ fn what_is_not_ordinary_is_the_monitors() {
         assert!(taken < 2, "{taken} interrupts");
         taken == 1 && stores > TIMES / 2
     });
+}
+
+#[test]
+fn a_wedge_goes_on_when_the_server_says_that_nobody_is_to_be_told() {
+    // A wedge that is not told waits for its patience each time, and has the monitor ring after that.
+    let is_it = |(taken, stores): (u32, u32)| taken == 0 && stores < TIMES / 4;
+    let found = (0..20).any(|_| is_it(comes_to(USUAL, 1, MODES.options, Serving::Hushes)));
+    assert!(found);
 }
 
 /// It knows where the server should be.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use virtio::{NET_RECEIVE as RECEIVE, NET_TRANSMIT as TRANSMIT, Net, NetBackend};
 
 use super::*;
+use crate::words::{Reply, Waiting};
 
 /// A network that drops what the guest sends, and has as many frames for the guest as the counter says.
 struct Network(Arc<AtomicUsize>);
@@ -88,6 +89,18 @@ fn a_driver_is_told_later_of_a_few_sent_frames() {
     bench.server.late_until = until;
     bench.wait();
     assert!(bench.is_told());
+}
+
+#[test]
+fn a_vcpu_that_waits_goes_on_though_the_driver_is_told_later() {
+    let mut bench = Bench::new(TRANSMIT);
+    let words = Arc::new(Words::new().expect("a page"));
+    bench.server.words = Some(Arc::clone(&words));
+    bench.offer(3);
+    assert_eq!(words.expect(TRANSMIT, Waiting::Looking), Some(false));
+    bench.server.run(TRANSMIT);
+    assert_eq!(words.wait(TRANSMIT, Waiting::Looking, LATE), Reply::Silence);
+    assert!(!bench.is_told());
 }
 
 #[test]
