@@ -5,6 +5,7 @@
 
 #[path = "../src/busy.rs"]
 mod busy;
+mod changes;
 mod clock;
 mod cpus;
 #[path = "../src/lists.rs"]
@@ -62,7 +63,7 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     let starting = request.cpus.then(cpus::start).flatten();
     let mut host = control.try_clone().map_err(|error| failed(error.to_string()))?;
     clock::set(&mut host).map_err(|error| failed(format!("clock: {error}")))?;
-    setup::root(&request).map_err(failed)?;
+    let folders = setup::root(&request).map_err(failed)?;
     if let Err(error) = modules::prepare(&request.modules) {
         // The console: a command that needs none is none the worse.
         eprintln!("ring3-agent: modules: {error}");
@@ -74,6 +75,9 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     let mut report = control.try_clone().map_err(|error| failed(error.to_string()))?;
     cpus::wait(starting);
     steering::start();
+    for (port, folder) in (protocol::CHANGES..).zip(folders) {
+        folder.into_iter().for_each(|folder| changes::follow(folder, port));
+    }
     sys::lead_session();
     let running = process::start(&request)?;
     tell(&mut report, message::STARTED, 0);

@@ -56,8 +56,8 @@ fn load_modules() -> Result<()> {
 }
 
 /// The host's root below a private overlay, the shared folders, kernel file systems; then all that
-/// becomes the root.
-pub fn root(request: &AgentRequest) -> Result<()> {
+/// becomes the root. Returns a mount of each shared folder for ourselves, where the kernel can.
+pub fn root(request: &AgentRequest) -> Result<Vec<Option<File>>> {
     for directory in ["/lower", "/over", NEW] {
         make(directory.as_ref())?;
     }
@@ -69,7 +69,8 @@ pub fn root(request: &AgentRequest) -> Result<()> {
     let layers = "lowerdir=/lower,upperdir=/over/upper,workdir=/over/work,xino=on";
     mount(b"overlay", NEW.as_bytes(), "overlay", 0, layers)?;
     kernel_mounts()?;
-    request.shares.iter().try_for_each(|(tag, path)| share(tag, path))?;
+    let folders = request.shares.iter().map(|(tag, path)| share(tag, path));
+    let folders = folders.collect::<Result<_>>()?;
     read_ahead("/lower".as_ref());
     // The capabilities of the host's files are not there, for want of which ping would be root's.
     let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647");
@@ -78,7 +79,7 @@ pub fn root(request: &AgentRequest) -> Result<()> {
     std::os::unix::fs::chroot(".").map_err(|error| format!("chroot: {error}"))?;
     std::env::set_current_dir("/").map_err(|error| error.to_string())?;
     sys::set_host_name("ring3");
-    Ok(())
+    Ok(folders)
 }
 
 fn kernel_mounts() -> Result<()> {
@@ -105,13 +106,13 @@ fn kernel_mounts() -> Result<()> {
     Ok(())
 }
 
-fn share(tag: &[u8], path: &[u8]) -> Result<()> {
+fn share(tag: &[u8], path: &[u8]) -> Result<Option<File>> {
     let target = [NEW.as_bytes(), path].concat();
     let place = Path::new(OsStr::from_bytes(&target));
     make(place)?;
     mount(tag, &target, "virtiofs", 0, "")?;
     read_ahead(place);
-    Ok(())
+    Ok(sys::mount_of(&target).ok())
 }
 
 /// Has a shared folder's files be read in requests as long as its server takes. A kernel that does not let us reads in shorter ones.

@@ -23,6 +23,9 @@ const HOST: u32 = 2;
 const RB_POWER_OFF: c_int = 0x4321_fedc;
 const SYS_INIT_MODULE: c_long = 175;
 const SYS_FINIT_MODULE: c_long = 313;
+const SYS_OPEN_BY_HANDLE_AT: c_long = 304;
+const SYS_STATX: c_long = 332;
+const SYS_OPEN_TREE: c_long = 428;
 const MODULE_INIT_COMPRESSED_FILE: c_int = 4;
 const TIOCSCTTY: c_ulong = 0x540e;
 const TIOCSWINSZ: c_ulong = 0x5414;
@@ -61,6 +64,8 @@ unsafe extern "C" {
     fn clock_settime(clock: c_int, time: *const Timespec) -> c_int;
     fn adjtimex(change: *mut Timex) -> c_int;
     fn mknod(path: *const c_char, mode: u32, device: u64) -> c_int;
+    fn linkat(from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_int) -> c_int;
+    fn openat(folder: c_int, path: *const c_char, flags: c_int, ...) -> c_int;
     fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
 }
 
@@ -133,6 +138,68 @@ pub fn load_module_file(file: &File, is_packed: bool) -> io::Result<()> {
 pub fn bind_read_only(folder: &[u8], target: &[u8]) -> io::Result<()> {
     mount_at(folder, target, "", MS_BIND, "")?;
     mount_at(b"none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY, "")
+}
+
+/// A mount of what is mounted at a place, which is nowhere to be seen, and in which nothing else is mounted.
+pub fn mount_of(place: &[u8]) -> io::Result<File> {
+    const AT_FDCWD: c_int = -100;
+    const CLONE_CLOEXEC: c_int = 1 | 0o2000000;
+    let place = c_string(place)?;
+    // SAFETY: a C string that outlives the call.
+    let fd = check(unsafe { syscall(SYS_OPEN_TREE, AT_FDCWD, place.as_ptr(), CLONE_CLOEXEC) } as c_int)?;
+    // SAFETY: a new descriptor nobody else has.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// A file that the kernel knows in a mount of a shared folder, by its number there.
+pub fn known_file(mount: &File, number: u64) -> Option<File> {
+    /// `struct file_handle`, with what Linux's driver has in it: the number's halves, and a generation, which ours do not have.
+    #[repr(C)]
+    struct Handle {
+        len: u32,
+        kind: i32,
+        words: [u32; 3],
+    }
+    const O_PATH_CLOEXEC: c_int = 0o10000000 | 0o2000000;
+    let words = [(number >> 32) as u32, number as u32, 0];
+    let handle = Handle { len: 12, kind: 0x81, words };
+    let folder = opened(mount)?;
+    // SAFETY: a handle as long as it says, which outlives the call.
+    let fd = unsafe {
+        syscall(SYS_OPEN_BY_HANDLE_AT, folder.as_raw_fd(), &raw const handle, O_PATH_CLOEXEC)
+    };
+    // SAFETY: a new descriptor nobody else has.
+    check(fd as c_int).ok().map(|fd| unsafe { File::from_raw_fd(fd) })
+}
+
+/// The folder that is mounted, open: the mount's own descriptor is only for finding it.
+fn opened(mount: &File) -> Option<File> {
+    const READ_DIRECTORY_CLOEXEC: c_int = 0o200000 | 0o2000000;
+    // SAFETY: a C string.
+    let fd = unsafe { openat(mount.as_raw_fd(), c".".as_ptr(), READ_DIRECTORY_CLOEXEC) };
+    // SAFETY: a new descriptor nobody else has.
+    check(fd).ok().map(|fd| unsafe { File::from_raw_fd(fd) })
+}
+
+/// Has the kernel ask for the attributes of a file or folder.
+pub fn look_at(folder: &File) {
+    const EMPTY_PATH: c_int = 0x1000;
+    const FORCE_SYNC: c_int = 0x2000;
+    const BASIC: c_int = 0x7ff;
+    let mut answer = [0_u64; 32];
+    let (folder, flags) = (folder.as_raw_fd(), EMPTY_PATH | FORCE_SYNC);
+    // SAFETY: an empty C string, and room for `struct statx`. A folder that is gone needs no look.
+    unsafe { syscall(SYS_STATX, folder, c"".as_ptr(), flags, BASIC, answer.as_mut_ptr()) };
+}
+
+/// Has the kernel ask what a path, which ends with NUL, stands for in a folder. Who wants to make a name has it looked up,
+/// whatever the kernel remembers. This link is never made: its file is of another file system.
+pub fn look_up(folder: &File, path: &[u8]) {
+    const AT_FDCWD: c_int = -100;
+    if path.last() == Some(&0) {
+        // SAFETY: C strings that outlive the call.
+        unsafe { linkat(AT_FDCWD, c"/".as_ptr(), folder.as_raw_fd(), path.as_ptr().cast(), 0) };
+    }
 }
 
 /// Makes a device node; `kind` is part of its mode.

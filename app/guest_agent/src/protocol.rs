@@ -18,6 +18,9 @@ pub const STDOUT: u32 = 1026;
 /// Standard error.
 pub const STDERR: u32 = 1027;
 
+/// What the host changes in the first further folder; that of the next one is one port further.
+pub const CHANGES: u32 = 1040;
+
 /// The tag of the host's root file system.
 pub const ROOT_TAG: &str = "ring3-root";
 

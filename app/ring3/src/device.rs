@@ -195,7 +195,8 @@ fn body(kind: &DeviceKind) -> Result<Opened, Failure> {
             };
             let privileged = *privileged;
             let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
-            Ok(share_body(tag, folder, *queues))
+            let listener = share::has_listener(&folder).then(listener).transpose()?;
+            Ok(share_body(tag, folder, *queues, listener))
         }
         DeviceKind::Net { mac, pairs, fault, index, net } => {
             let mac = net::parse_mac(mac).map_err(Failure::usage)?;
@@ -221,17 +222,36 @@ pub fn disk_body(
     Ok(Opened { served: Served::Disk, start: Box::new(start) })
 }
 
-/// Opens a folder from where there is nothing else, with so many request queues.
-pub fn share_body(tag: &str, mut folder: Folder, queues: u16) -> Opened {
+/// Whoever listens to what a folder's server says on its standard output once it has said what it is.
+fn listener() -> Result<UnixStream, Failure> {
+    let output = io::stdout().as_fd().try_clone_to_owned();
+    output.map(UnixStream::from).map_err(|error| Failure::host(error.to_string()))
+}
+
+/// Opens a folder from where there is nothing else, with so many request queues. A `listener` is told what the host changes in it.
+pub fn share_body(
+    tag: &str,
+    mut folder: Folder,
+    queues: u16,
+    listener: Option<UnixStream>,
+) -> Opened {
     let Folder { readonly, privileged, .. } = folder;
     let tag = tag.to_owned();
+    let watches = sharedfs::watches_allowed();
     let start = move || {
         let host = |problem: String| Failure::host(format!("--share: {problem}"));
         let place = sandbox::enter_folder(&folder.path, readonly, privileged);
         folder.path = place.map_err(|error| host(error.to_string()))?;
-        let device: Box<dyn VirtioDevice> = Box::new(share::body(&folder, &tag, queues)?);
+        let server = share::open(&folder)?;
+        let withdrawals = server.withdrawals();
+        let device: Box<dyn VirtioDevice> = Box::new(share::body(server, &tag, queues));
         if !sandbox::allow_only(&folder.path).map_err(host)? {
             tracing::warn!("this host has no Landlock");
+        }
+        if let Some(listener) = listener
+            && let Err(error) = withdrawals.start(listener, watches)
+        {
+            tracing::warn!(%error, "the guest asks for what the host may have changed");
         }
         Ok((device, None))
     };

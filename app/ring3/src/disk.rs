@@ -193,7 +193,7 @@ impl DiskArgument {
                     ["disk", "--queues", &queues.to_string()].map(str::to_owned).to_vec();
                 words.extend(faults.iter().flat_map(Elsewhere::words));
                 words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
-                servers::attach(words, "--disk", Some(broken), devices.nearness(), faults)
+                servers::attach(words, "--disk", Some(broken), devices.nearness(), faults.into())
             }
         }
     }

@@ -228,7 +228,8 @@ impl NetArgument {
         words.extend(faults.iter().flat_map(Elsewhere::words));
         words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
         let cut: Reserve = |config| Box::new(Net::cut(config));
-        let mut attachment = servers::attach(words, "--net", Some(cut), Nearness::Apart, faults)?;
+        let mut attachment =
+            servers::attach(words, "--net", Some(cut), Nearness::Apart, faults.into())?;
         if let Kind::Socket { path } = &self.kind {
             let (path, release) = (path.clone(), attachment.release);
             attachment.release = Box::new(move || {

@@ -102,7 +102,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
         }
         Kind::Share { share: ShareArgument { folder, tag }, socket } => {
             folder.find().map_err(share::refused)?;
-            (share_body(tag, folder.clone(), 1), socket, "share")
+            (share_body(tag, folder.clone(), 1, None), socket, "share")
         }
     };
     // Afterwards there are no names, the socket's included.

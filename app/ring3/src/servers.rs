@@ -9,6 +9,7 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
+        mpsc::Sender,
     },
     thread,
     time::{Duration, Instant},
@@ -43,19 +44,35 @@ fn lost(what: &str) {
     }
 }
 
+/// What a device's standard output, which goes both ways, is for once it has said what it is.
+pub enum Further {
+    /// Nothing.
+    Nothing,
+    /// Faults' orders and records.
+    Faults(Elsewhere),
+    /// Somebody in the guest, who gets our end.
+    Listener(Sender<UnixStream>),
+}
+
+impl From<Option<Elsewhere>> for Further {
+    fn from(faults: Option<Elsewhere>) -> Self {
+        faults.map_or(Self::Nothing, Self::Faults)
+    }
+}
+
 /// A device that is served by a process of its own, which these words of `ring3 device` start.
 pub fn attach(
     words: Vec<String>,
     option: &'static str,
     reserve: Option<Reserve>,
     nearness: Nearness,
-    faults: Option<Elsewhere>,
+    further: Further,
 ) -> Result<Attachment, Failure> {
     let what =
         [words.first(), words.last()].into_iter().flatten().cloned().collect::<Vec<_>>().join(" ");
     let registered = spawner::Device::register(words);
     let registered = registered.map_err(|error| Failure::host(format!("{option}: {error}")))?;
-    let spawn: Spawn = Box::new(move || start(registered, faults.as_ref()));
+    let spawn: Spawn = Box::new(move || start(registered, &further));
     let remote = Remote::new(spawn, reserve).map_err(|error| match error {
         VhostUserError::Refused(problem) => Failure::usage(problem),
         error => Failure::host(format!("{option}: {error}")),
@@ -68,17 +85,22 @@ pub fn attach(
     Ok(Attachment { device, execution: Execution::Inline, connect, release })
 }
 
-fn start(device: spawner::Device, faults: Option<&Elsewhere>) -> Result<Started, VhostUserError> {
+fn start(device: spawner::Device, further: &Further) -> Result<Started, VhostUserError> {
     let (socket, theirs) = UnixStream::pair()?;
-    // Our end, and its: a device with faults is given orders there, too.
+    // Our end, and its.
     let (said, says) = UnixStream::pair()?;
     let child = device.start(theirs.as_fd(), says.as_fd())?;
     // Copies of its ends would keep both open after its end.
     drop((theirs, says));
     let process = Box::new(DeviceProcess { child, status: None, stands_still: Arc::default() });
     let (identity, records) = introduced(said.try_clone()?, ANSWER)?;
-    if let Some(faults) = faults {
-        faults.attend(records, said, Arc::clone(&process.stands_still))?;
+    match further {
+        Further::Nothing => {}
+        Further::Faults(faults) => {
+            faults.attend(records, said, Arc::clone(&process.stands_still))?;
+        }
+        // Nobody who wants it is there any more once the machine runs.
+        Further::Listener(sender) => drop(sender.send(said)),
     }
     Ok(Started { socket, identity, patience: ANSWER, process })
 }

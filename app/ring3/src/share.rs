@@ -1,13 +1,18 @@
 //! `--share`: folders of the host for the guest.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{os::unix::net::UnixStream, path::PathBuf, str::FromStr, sync::mpsc::channel};
 
 use sharedfs::{Folder, FolderServer, Keeping};
 use vhost_user::Reserve;
 use virtio::Fs;
 use vmm::Attachment;
 
-use crate::{failure::Failure, foreign, servers, values::DevicesChoice};
+use crate::{
+    failure::Failure,
+    foreign,
+    servers::{self, Further},
+    values::DevicesChoice,
+};
 
 /// Bytes of a tag at most.
 const TAG_MAX: usize = 36;
@@ -48,7 +53,8 @@ impl ShareChoice {
 
     fn attach(&self, devices: DevicesChoice, cpus: u32) -> Result<Attachment, Failure> {
         match self {
-            Self::Folder(share) => device(share, devices, cpus),
+            // None of these is kept.
+            Self::Folder(share) => device(share, devices, cpus).map(|shared| shared.attachment),
             Self::Foreign { socket, tag } => foreign::share(socket, tag),
         }
     }
@@ -91,10 +97,19 @@ impl FromStr for ShareArgument {
     }
 }
 
-/// Opens a folder, with so many request queues.
-pub fn body(folder: &Folder, tag: &str, queues: u16) -> Result<Fs, Failure> {
-    let server = FolderServer::open(folder).map_err(refused)?;
-    Ok(Fs::new(Box::new(server), tag).with_queues(queues))
+/// Opens a folder.
+pub fn open(folder: &Folder) -> Result<FolderServer, Failure> {
+    FolderServer::open(folder).map_err(refused)
+}
+
+/// What serves a folder, with so many request queues.
+pub fn body(server: FolderServer, tag: &str, queues: u16) -> Fs {
+    Fs::new(Box::new(server), tag).with_queues(queues)
+}
+
+/// Whether somebody in the guest is to be told what the host changes in a folder.
+pub fn has_listener(folder: &Folder) -> bool {
+    !folder.readonly && folder.keeping == Keeping::Lasting
 }
 
 /// Why a folder is not shared.
@@ -105,17 +120,27 @@ pub fn refused(error: sharedfs::ShareError) -> Failure {
     }
 }
 
+/// A folder that is served.
+pub struct ServedFolder {
+    pub attachment: Attachment,
+    /// For whoever listens to what the host changes.
+    pub listener: Option<UnixStream>,
+}
+
 /// Has a folder served as a device, with a request queue for each virtual CPU.
 pub fn device(
     share: &ShareArgument,
     devices: DevicesChoice,
     cpus: u32,
-) -> Result<Attachment, Failure> {
+) -> Result<ServedFolder, Failure> {
     let ShareArgument { folder, tag } = share;
     let queues = cpus as u16;
     match devices {
         // The guest asks, the host only answers.
-        DevicesChoice::Inline => Ok(Attachment::new(Box::new(body(folder, tag, queues)?), drop)),
+        DevicesChoice::Inline => {
+            let attachment = Attachment::new(Box::new(body(open(folder)?, tag, queues)), drop);
+            Ok(ServedFolder { attachment, listener: None })
+        }
         DevicesChoice::Processes | DevicesChoice::Near | DevicesChoice::Apart => {
             let real = folder.find().map_err(refused)?;
             let readonly = folder.readonly.then_some("--readonly");
@@ -131,7 +156,12 @@ pub fn device(
             let words = words.chain(["--", tag, &real]);
             let gone: Reserve = |config| Box::new(Fs::gone(config));
             let words = words.map(str::to_owned).collect();
-            servers::attach(words, "--share", Some(gone), devices.nearness(), None)
+            let (sender, listener) = channel();
+            let further =
+                if has_listener(folder) { Further::Listener(sender) } else { Further::Nothing };
+            let nearness = devices.nearness();
+            let attachment = servers::attach(words, "--share", Some(gone), nearness, further)?;
+            Ok(ServedFolder { attachment, listener: listener.try_recv().ok() })
         }
     }
 }

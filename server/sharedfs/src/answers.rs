@@ -4,7 +4,7 @@ use std::{
     ffi::CStr,
     fs::File,
     io,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -32,6 +32,7 @@ use rustix::{
 use crate::{
     closing::close,
     identity::entry_type,
+    leases::{CLOSED, CONTENT},
     listing::Listed,
     rights::without_keeping_bits,
     tree::{EntryPlace, Tree, directory_entry},
@@ -45,7 +46,7 @@ const REMOTE: [i64; 8] =
 
 /// The tree with its lock.
 pub(crate) struct Answers {
-    tree: Mutex<Tree>,
+    tree: Arc<Mutex<Tree>>,
     /// The guest tells the host of a file that is closed.
     tells_of_closing: bool,
 }
@@ -54,7 +55,12 @@ impl Answers {
     pub(crate) fn new(mut tree: Tree) -> io::Result<Self> {
         let system = fstatfs(tree.root()?)?.f_type & 0xffff_ffff;
         let tells_of_closing = REMOTE.contains(&system);
-        Ok(Self { tree: Mutex::new(tree), tells_of_closing })
+        Ok(Self { tree: Arc::new(Mutex::new(tree)), tells_of_closing })
+    }
+
+    /// The tree, for others.
+    pub(crate) fn shared(&self) -> Arc<Mutex<Tree>> {
+        Arc::clone(&self.tree)
     }
 
     fn tree(&self) -> MutexGuard<'_, Tree> {
@@ -202,12 +208,12 @@ impl FileSystem for Answers {
     }
 
     fn forget(&self, _: &Context, node: u64, count: u64) {
-        self.tree().nodes.forget(node, count);
+        self.tree().forget(node, count);
     }
 
     fn batch_forget(&self, _: &Context, forgotten: Vec<(u64, u64)>) {
         let mut tree = self.tree();
-        forgotten.iter().for_each(|(node, count)| tree.nodes.forget(*node, *count));
+        forgotten.iter().for_each(|(node, count)| tree.forget(*node, *count));
     }
 
     fn getattr(
@@ -217,7 +223,8 @@ impl FileSystem for Answers {
         handle: Option<u64>,
     ) -> io::Result<(stat64, Duration)> {
         let mut tree = self.tree();
-        Ok((tree.attributes(node, handle)?, tree.trust.held))
+        tree.note_question(node);
+        Ok(tree.attributes(node, handle)?)
     }
 
     fn setattr(
@@ -229,8 +236,10 @@ impl FileSystem for Answers {
         valid: SetattrValid,
     ) -> io::Result<(stat64, Duration)> {
         let mut tree = self.tree();
-        tree.set_attributes(node, handle, &wish, valid)?;
-        Ok((tree.attributes(node, handle)?, tree.trust.held))
+        let done = tree.set_attributes(node, handle, &wish, valid);
+        tree.take_own_of(node, CONTENT | CLOSED);
+        done?;
+        Ok(tree.attributes(node, handle)?)
     }
 
     fn readlink(&self, _: &Context, node: u64) -> io::Result<Vec<u8>> {
@@ -359,7 +368,9 @@ impl FileSystem for Answers {
         opened.set_append(flags(how))?;
         let file: &mut File = &mut opened.file;
         let kill = fuse_flags & WRITE_KILL_PRIV != 0;
-        without_keeping_bits(kill, || Ok(from.read_to(file, size as usize, offset)))?
+        let written = without_keeping_bits(kill, || Ok(from.read_to(file, size as usize, offset)))?;
+        tree.take_own_of(node, CONTENT);
+        written
     }
 
     fn flush(&self, _: &Context, node: u64, handle: u64, _owner: u64) -> io::Result<()> {
@@ -394,7 +405,9 @@ impl FileSystem for Answers {
     ) -> io::Result<()> {
         let mut tree = self.tree();
         let opened = tree.files.get(handle, node)?;
-        Ok(fallocate(&opened.file, FallocateFlags::from_bits_retain(mode), offset, length)?)
+        fallocate(&opened.file, FallocateFlags::from_bits_retain(mode), offset, length)?;
+        tree.take_own_of(node, CONTENT);
+        Ok(())
     }
 
     fn lseek(
@@ -425,7 +438,11 @@ impl FileSystem for Answers {
         _flock: bool,
         _owner: Option<u64>,
     ) -> io::Result<()> {
-        Ok(self.tree().files.remove(handle, node)?)
+        let mut tree = self.tree();
+        if tree.files.remove(handle, node)? {
+            tree.take_own_of(node, CLOSED);
+        }
+        Ok(())
     }
 
     fn statfs(&self, _: &Context, node: u64) -> io::Result<statvfs64> {
@@ -526,7 +543,7 @@ impl FileSystem for Answers {
             let added = taken(add(entry_of, entry));
             if !matches!(added, Ok(1..)) && entry.inode != 0 {
                 // The guest will not hear of it.
-                tree.nodes.forget(entry.inode, 1);
+                tree.forget(entry.inode, 1);
             }
             Ok(added? > 0)
         };
@@ -534,7 +551,8 @@ impl FileSystem for Answers {
     }
 
     fn releasedir(&self, _: &Context, node: u64, _flags: u32, handle: u64) -> io::Result<()> {
-        Ok(self.tree().files.remove(handle, node)?)
+        self.tree().files.remove(handle, node)?;
+        Ok(())
     }
 }
 

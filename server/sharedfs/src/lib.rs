@@ -2,7 +2,8 @@
 //!
 //! fuse-backend-rs decodes requests and encodes answers (`messages`, `answers`); what is behind them is ours (`tree`), because the library's
 //! own file system holds a descriptor for each file the guest knows, and a tree may have more files than a process may have
-//! descriptors. `nodes` keeps a bounded number of them and finds the other files again. No name and no symbolic link leads out of the folder,
+//! descriptors. `nodes` keeps a bounded number of them and finds the other files again. `leases` knows what the guest relies on until
+//! `withdrawal` tells somebody there that the host has changed it. No name and no symbolic link leads out of the folder,
 //! and devices and sockets of the host cannot be opened. `readonly` and `privilege` decide which requests may pass, `atime` what an
 //! ordinary user may not ask the host for.
 //!
@@ -13,6 +14,7 @@ mod atime;
 mod closing;
 mod habit;
 mod identity;
+mod leases;
 mod listing;
 mod messages;
 mod nodes;
@@ -22,10 +24,13 @@ mod readonly;
 mod rights;
 mod tally;
 mod tree;
+mod watches;
+mod withdrawal;
 
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -39,6 +44,8 @@ use answers::Answers;
 use messages::{Messages, REFUSAL, refusal};
 use tally::Tally;
 use tree::Tree;
+pub use watches::watches_allowed;
+pub use withdrawal::Withdrawals;
 
 /// How long the guest may rely on what it was told of a folder that both write. What the host changes is to be seen within 100 ms, and Linux counts
 /// in ticks of 4 ms: it rounds up, and is up to a tick behind when it compares.
@@ -143,6 +150,7 @@ pub struct FolderServer {
     refusal: [u8; REFUSAL],
     /// If somebody is going to read it.
     tally: Option<Tally>,
+    tree: Arc<Mutex<Tree>>,
 }
 
 impl FolderServer {
@@ -165,11 +173,17 @@ impl FolderServer {
         umask(Mode::empty());
         let tree = Tree::new(root, descriptors, folder.trust(), limit).map_err(refused)?;
         let answers = Answers::new(tree).map_err(refused)?;
-        let is_root = geteuid().is_root();
+        let (is_root, tree) = (geteuid().is_root(), answers.shared());
         let messages = Messages::new(answers, (!is_root).then(own)).map_err(ShareError::Host)?;
         let Folder { readonly, privileged, .. } = *folder;
         let (refusal, tally) = ([0; REFUSAL], Tally::wanted());
-        Ok(Self { messages, readonly, privileged, is_root, refusal, tally })
+        Ok(Self { messages, readonly, privileged, is_root, refusal, tally, tree })
+    }
+
+    /// What tells somebody in the guest of the host's changes, so that the guest need not ask for them. Of a folder that is
+    /// [kept](Keeping::Lasting), and is written.
+    pub fn withdrawals(&self) -> Withdrawals {
+        Withdrawals::of(Arc::clone(&self.tree))
     }
 }
 

@@ -9,6 +9,8 @@
 //! What the guest renames is renamed here. What it removes keeps its descriptor for as long as the guest knows it, since nothing else leads there.
 //! A folder is kept while a file in it is known, even if the guest has forgotten the folder.
 
+mod relied_on;
+
 use std::{
     collections::{HashMap, VecDeque},
     ffi::{CStr, CString},
@@ -24,6 +26,7 @@ use rustix::{
 use crate::{
     habit::Habit,
     identity::{FileIdentity, Key, look, look_at},
+    leases::OwnedPlace,
     listing::Listing,
 };
 
@@ -48,6 +51,10 @@ struct Node {
     seen: u64,
     /// Of a folder: how the guest goes about it.
     habit: Habit,
+    /// Of a folder: how often the guest has asked for a file in it.
+    questions: u32,
+    /// The version of what the guest may rely on until it is told otherwise, once it has been told anything of the kind.
+    lease: Option<u64>,
     held: Option<Held>,
 }
 
@@ -70,8 +77,20 @@ impl Node {
     fn new(parent: u64, name: &CStr, identity: FileIdentity) -> Self {
         let name = name.into();
         let (lookups, children, detached, seen, held) = (0, 0, false, 0, None);
-        let habit = Habit::default();
-        Self { identity, parent, name, lookups, children, detached, seen, habit, held }
+        let (habit, questions, lease) = Default::default();
+        Self {
+            identity,
+            parent,
+            name,
+            lookups,
+            children,
+            detached,
+            seen,
+            habit,
+            questions,
+            lease,
+            held,
+        }
     }
 
     fn kind(&self) -> Kind {
@@ -91,6 +110,10 @@ pub(crate) struct Nodes {
     rings: [VecDeque<u64>; 3],
     held: usize,
     limit: usize,
+    /// Folders that the guest has forgotten, for who wants to know.
+    forgotten: Vec<u64>,
+    /// A folder has been found under a name that the guest does not know.
+    strayed: bool,
 }
 
 impl Nodes {
@@ -106,6 +129,8 @@ impl Nodes {
             rings: Default::default(),
             held: 0,
             limit: (descriptors / SHARE).clamp(8, MOST) as usize,
+            forgotten: Vec::new(),
+            strayed: false,
         }
     }
 
@@ -114,23 +139,38 @@ impl Nodes {
         self.nodes.retain(|id, _| *id == ROOT);
         self.by_key.retain(|_, id| *id == ROOT);
         self.nodes.values_mut().for_each(|root| root.children = 0);
-        self.rings = Default::default();
+        (self.rings, self.forgotten) = Default::default();
         self.held = 0;
     }
 
-    /// The node of this file, which a name was just found to stand for; the guest is told of it.
-    pub(crate) fn known(&mut self, parent: u64, name: &CStr, identity: FileIdentity) -> u64 {
-        let id = match self.same(identity) {
+    /// The node of this file, which a name was just found to stand for; the guest is told of it. With it comes another name that the guest
+    /// still relies on, if there is one.
+    pub(crate) fn known(
+        &mut self,
+        parent: u64,
+        name: &CStr,
+        identity: FileIdentity,
+    ) -> (u64, Option<OwnedPlace>) {
+        let (id, other) = match self.same(identity) {
+            Some(id) if self.is_at(id, parent, name) => (id, None),
             Some(id) => {
+                let other = self.take_lease(id);
                 self.put(id, parent, name);
-                id
+                (id, other)
             }
-            None => self.add(parent, name, identity),
+            None => (self.add(parent, name, identity), None),
         };
         if let Some(node) = self.nodes.get_mut(&id) {
             node.lookups = node.lookups.saturating_add(1);
         }
-        id
+        (id, other)
+    }
+
+    /// Whether this is a file's name, or the folder itself and no name.
+    pub(crate) fn is_at(&self, id: u64, parent: u64, name: &CStr) -> bool {
+        let is_itself = id == parent && name.is_empty();
+        is_itself
+            || self.nodes.get(&id).is_some_and(|node| node.parent == parent && *node.name == *name)
     }
 
     /// The node of a file, if it has one.
@@ -205,6 +245,9 @@ impl Nodes {
                 self.by_key.remove(&node.identity.key);
             }
             self.held -= usize::from(node.held.is_some());
+            if node.identity.is_folder() {
+                self.forgotten.push(id);
+            }
             id = node.parent;
             if let Some(parent) = self.nodes.get_mut(&id) {
                 parent.children = parent.children.saturating_sub(1);
@@ -292,6 +335,7 @@ impl Nodes {
         let (name, fd) = self.with_room(|| search(folder, identity))?;
         let parent = self.get(id)?.parent;
         self.put(id, parent, &name);
+        self.strayed |= identity.is_folder();
         Ok(self.hold(id, fd))
     }
 
@@ -418,7 +462,7 @@ mod tests {
         let name = CString::new(name).expect("a name");
         let folder = nodes.fd(parent).expect("a folder");
         let status = look(&folder, &name).expect("there");
-        nodes.known(parent, &name, FileIdentity::of(&status))
+        nodes.known(parent, &name, FileIdentity::of(&status)).0
     }
 
     #[test]

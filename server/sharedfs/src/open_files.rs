@@ -23,6 +23,8 @@ pub(crate) struct Opened {
     pub(crate) node: u64,
     pub(crate) file: File,
     pub(crate) listing: Listing,
+    /// It may be written.
+    pub(crate) is_writable: bool,
     /// It is written at its end, wherever that is then.
     append: bool,
 }
@@ -30,7 +32,8 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) fn new(node: u64, file: File, flags: OFlags) -> Self {
         let (listing, append) = (Listing::default(), flags.contains(OFlags::APPEND));
-        Self { node, file, listing, append }
+        let is_writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+        Self { node, file, listing, is_writable, append }
     }
 
     /// Follows a change that the guest's program has made by fcntl(2).
@@ -66,10 +69,16 @@ impl OpenFiles {
         opened.ok_or(Errno::BADF)
     }
 
-    pub(crate) fn remove(&mut self, handle: u64, node: u64) -> Result<(), Errno> {
-        self.get(handle, node)?;
+    /// Closes an open file; whether it could be written.
+    pub(crate) fn remove(&mut self, handle: u64, node: u64) -> Result<bool, Errno> {
+        let is_writable = self.get(handle, node)?.is_writable;
         self.asked.remove(&handle);
-        Ok(())
+        Ok(is_writable)
+    }
+
+    /// The nodes of what the guest has open.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = u64> {
+        self.asked.values().map(|opened| opened.node)
     }
 
     /// Another descriptor of a file that is open.

@@ -3,7 +3,16 @@
 //! Names are taken one at a time, relative to a descriptor of the folder they are in, and links are never followed, so no name leads out.
 //! Only regular files and folders are ever opened for more than finding them.
 
-use std::{ffi::CStr, fs::File, io, os::fd::OwnedFd, sync::Arc, time::Instant};
+mod relied_on;
+
+use std::{
+    ffi::CStr,
+    fs::File,
+    io,
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use fuse_backend_rs::{
     abi::fuse_abi::{CreateIn, OpenOptions, stat64},
@@ -11,8 +20,8 @@ use fuse_backend_rs::{
 };
 use rustix::{
     fs::{
-        AtFlags, Dev, FileType, Mode, OFlags, RenameFlags, Statx, linkat, mkdirat, mknodat, openat,
-        readlinkat, renameat_with, symlinkat, unlinkat,
+        AtFlags, Dev, FileType, Mode, OFlags, RenameFlags, Statx, inotify::ReadFlags, linkat,
+        mkdirat, mknodat, openat, readlinkat, renameat_with, symlinkat, unlinkat,
     },
     io::Errno,
     path::DecInt,
@@ -22,6 +31,7 @@ use rustix::{
 use crate::{
     Trust,
     identity::{FileIdentity, Numbers, attributes, entry_type, look, look_at},
+    leases::{CONTENT, Leases},
     listing::Listed,
     nodes::{Nodes, ROOT},
     open_files::{OpenFiles, Opened},
@@ -44,6 +54,7 @@ pub(crate) struct Tree {
     /// Our descriptors, by name.
     pub(crate) descriptors: OwnedFd,
     pub(crate) trust: Trust,
+    pub(crate) leases: Leases,
     numbers: Numbers,
 }
 
@@ -74,7 +85,8 @@ impl Tree {
     ) -> io::Result<Self> {
         let status = look_at(&root)?;
         let (nodes, numbers) = (Nodes::new(root, &status, limit), Numbers::new(&status));
-        Ok(Self { nodes, files: OpenFiles::default(), descriptors, trust, numbers })
+        let (files, leases) = Default::default();
+        Ok(Self { nodes, files, descriptors, trust, leases, numbers })
     }
 
     /// A descriptor of a file, for finding it.
@@ -95,12 +107,17 @@ impl Tree {
     }
 
     fn entry(&mut self, at: EntryPlace<'_>, status: &Statx) -> Entry {
-        let inode = self.nodes.known(at.folder, at.name, FileIdentity::of(status));
+        let (inode, other) = self.nodes.known(at.folder, at.name, FileIdentity::of(status));
+        other.into_iter().for_each(|place| self.leases.note_entry(place));
+        let attr_timeout = self.attributes_held(inode, status);
+        // A name stands for the same file for as long as that has no other name, or is a folder.
+        let is_sure = status.stx_nlink == 1 || FileIdentity::of(status).is_folder();
+        let is_leased = is_sure && self.leases.covers(at.folder);
         Entry {
             inode,
             attr: attributes(status, self.numbers.of(status)),
-            attr_timeout: self.trust.held,
-            entry_timeout: self.trust.held,
+            attr_timeout,
+            entry_timeout: if is_leased { self.lease(inode, status) } else { self.trust.held },
             ..Entry::default()
         }
     }
@@ -108,11 +125,14 @@ impl Tree {
     /// What a name stands for; an entry without a number, for the guest to rely on a while, if there is nothing.
     pub(crate) fn lookup(&mut self, at: EntryPlace<'_>) -> Result<Entry, Errno> {
         at.check()?;
-        let folder = self.fd(at.folder)?;
+        let folder = self.watched(at.folder)?;
         match look(&folder, at.name) {
             Ok(status) => {
                 if let Some(habit) = self.nodes.habit(at.folder) {
                     habit.looks_up(Instant::now());
+                }
+                if !FileIdentity::of(&status).is_folder() {
+                    self.nodes.note_question(at.folder);
                 }
                 Ok(self.entry(at, &status))
             }
@@ -123,11 +143,17 @@ impl Tree {
 
     /// What a name stands for that was just made.
     fn made(&mut self, at: EntryPlace<'_>) -> Result<Entry, Errno> {
+        self.take_own(ReadFlags::CREATE, &[at]);
         let entry = self.lookup(at)?;
         if entry.inode == 0 { Err(Errno::NOENT) } else { Ok(entry) }
     }
 
-    pub(crate) fn attributes(&mut self, node: u64, handle: Option<u64>) -> Result<stat64, Errno> {
+    /// A file's attributes, and how long the guest may rely on them.
+    pub(crate) fn attributes(
+        &mut self,
+        node: u64,
+        handle: Option<u64>,
+    ) -> Result<(stat64, Duration), Errno> {
         let status = match handle.map(|handle| self.files.get(handle, node)) {
             Some(Ok(opened)) => look_at(&opened.file)?,
             _ => match self.nodes.status(node) {
@@ -135,7 +161,11 @@ impl Tree {
                 other => other?,
             },
         };
-        Ok(attributes(&status, self.numbers.of(&status)))
+        let held = match self.is_in_place(node) {
+            true => self.attributes_held(node, &status),
+            false => self.trust.held,
+        };
+        Ok((attributes(&status, self.numbers.of(&status)), held))
     }
 
     pub(crate) fn link_target(&mut self, node: u64) -> Result<Vec<u8>, Errno> {
@@ -168,6 +198,9 @@ impl Tree {
         kill: bool,
     ) -> Result<(u64, OpenOptions), Errno> {
         let file = without_keeping_bits(kill, || self.reopen(node, flags))?;
+        if flags.contains(OFlags::TRUNC) {
+            self.take_own_of(node, CONTENT);
+        }
         let options = self.caching(node, &file)?;
         Ok((self.files.add(Opened::new(node, file, flags)), options))
     }
@@ -207,12 +240,13 @@ impl Tree {
         at.check()?;
         let flags = OFlags::from_bits_retain(wish.flags);
         let mode = Mode::from_raw_mode(wish.mode & !wish.umask);
-        let folder = self.fd(at.folder)?;
+        let folder = self.watched(at.folder)?;
         let new = flags.difference(SETTLED) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let open = || openat(&folder, at.name, new | OFlags::CLOEXEC, mode);
         let (user, group) = (context.uid, context.gid);
         match as_user(user, group, || self.nodes.with_room(open)) {
             Ok(fd) => {
+                self.take_own(ReadFlags::CREATE, &[at]);
                 let entry = self.entry(at, &look_at(&fd)?);
                 let opened = Opened::new(entry.inode, fd.into(), flags);
                 Ok((entry, self.files.add(opened), OpenOptions::empty()))
@@ -221,7 +255,7 @@ impl Tree {
                 let entry = self.made(at)?;
                 let kill = wish.fuse_flags & fuse_backend_rs::abi::fuse_abi::FOPEN_IN_KILL_SUIDGID;
                 let opened = as_user(user, group, || self.open(entry.inode, flags, kill != 0));
-                let opened = opened.inspect_err(|_| self.nodes.forget(entry.inode, 1));
+                let opened = opened.inspect_err(|_| self.forget(entry.inode, 1));
                 opened.map(|(handle, options)| (entry, handle, options))
             }
             Err(error) => Err(error),
@@ -295,6 +329,7 @@ impl Tree {
         let losing = self.losing(&folder, at.name);
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         unlinkat(&folder, at.name, flags)?;
+        self.take_own(ReadFlags::DELETE, &[at]);
         if let Some((node, true)) = losing {
             self.nodes.detach(node);
         }
@@ -314,6 +349,7 @@ impl Tree {
         let moved = moved.and_then(|identity| self.nodes.same(identity));
         let replaced = self.losing(&new, to.name);
         renameat_with(&old, from.name, &new, to.name, flags)?;
+        self.take_own(ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO, &[from, to]);
         match replaced.filter(|(node, _)| Some(*node) != moved) {
             Some((node, _)) if flags.contains(RenameFlags::EXCHANGE) => {
                 self.nodes.put(node, from.folder, from.name);
@@ -387,7 +423,7 @@ impl Tree {
             entry.attr.st_ino = self.number(folder, listed)?;
             return Ok(Some((entry_type(listed.kind), entry)));
         }
-        let fd = self.fd(folder)?;
+        let fd = self.watched(folder)?;
         match look(&fd, at.name) {
             Ok(status) => {
                 let entry = self.entry(at, &status);
@@ -405,6 +441,7 @@ impl Tree {
     pub(crate) fn clear(&mut self) {
         self.files.clear();
         self.nodes.clear();
+        self.leases.clear();
     }
 
     /// The root's descriptor is there for as long as we are.

@@ -143,6 +143,9 @@ const CHANGES: &[i64] = &[
     libc::SYS_removexattr,
 ];
 
+/// To be told of changes in folders.
+const NOTICES: &[i64] = &[libc::SYS_inotify_add_watch, libc::SYS_inotify_rm_watch];
+
 /// What an argument must be: its number, how it is compared, and with what.
 type Condition = (u8, SeccompCmpOp, u64);
 /// A call, and what must hold of its arguments. With several for one call, one of them must.
@@ -230,8 +233,10 @@ pub(crate) fn of(served: Served) -> Result<Vec<(i64, Vec<SeccompRule>)>, Backend
         Served::Cable => (&[SOCKETS], &[CABLE_RULES]),
         Served::Network => (&[SOCKETS, CONNECTIONS], &[CONNECTION_RULES]),
         Served::Folder { readonly: true, .. } => (&[FILES, NAMES], &[FILE_RULES, READONLY_RULES]),
-        Served::Folder { privileged: true, .. } => (&[FILES, NAMES, CHANGES], &[FILE_RULES]),
-        Served::Folder { .. } => (&[FILES, NAMES, CHANGES], &[FILE_RULES, PLAIN_RULES]),
+        Served::Folder { privileged: true, .. } => {
+            (&[FILES, NAMES, CHANGES, NOTICES], &[FILE_RULES])
+        }
+        Served::Folder { .. } => (&[FILES, NAMES, CHANGES, NOTICES], &[FILE_RULES, PLAIN_RULES]),
     };
     let calls = iter::once(EVERY).chain(calls.iter().copied()).flatten().copied();
     let rules: Vec<_> =

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `WATCHED` | the server | it looks at its queues by itself, so that it needs no doorbell; whether it is serving one |
 //! | `PATIENCE` | the monitor | for how many us the server may do so after a request |
-//! | one a queue | both | whether a vCPU waits for an answer of this queue, and how; then, that there is one |
+//! | one a queue | both | whether a vCPU waits for an answer of this queue, and how; then, that there is one, or none that it is to be told of |
 //!
 //! A word that says nonsense is as good as one that says nothing: then there are the events.
 // UNSAFETY: memory that another process writes cannot be expressed in safe Rust; it is accessed as atomics only.

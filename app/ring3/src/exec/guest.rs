@@ -27,7 +27,7 @@ use crate::{
     description,
     failure::Failure,
     net,
-    share::{self, ShareArgument},
+    share::{self, ServedFolder, ShareArgument},
     values::{DevicesChoice, GuestIsolation},
 };
 
@@ -62,6 +62,8 @@ pub enum GuestCommand<'a> {
 pub struct Made {
     pub description: Description,
     pub attachments: Vec<Attachment>,
+    /// Who is to be told what the host changes in folders, by the port to listen at.
+    pub listeners: Vec<(u32, UnixStream)>,
 }
 
 /// Describes the guest and opens what it shares.
@@ -80,7 +82,14 @@ pub fn make(
     let folders = writable(arguments, &directory)?;
     let mut request = request(arguments, command, &directory, &folders, streams)?;
     let devices = arguments.devices.beside(arguments.cpus);
-    let (kernel, attachments) = kernel_and_shares(arguments, &folders, devices)?;
+    let (kernel, mut shared) = kernel_and_shares(arguments, &folders, devices)?;
+    // The first is the root.
+    let listeners = (protocol::CHANGES..).zip(shared.iter_mut().skip(1));
+    let listeners = listeners.filter_map(|(port, shared)| Some((port, shared.listener.take()?)));
+    let listeners = listeners.collect();
+    let attachments = shared.into_iter().map(|shared| shared.attachment);
+    let network = net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?;
+    let attachments = attachments.chain(network).collect();
     let tree = kernel.tree.unwrap_or_default();
     request.modules = tree.into_os_string().into_encoded_bytes();
     let initrd = first_root(&request, &kernel.modules);
@@ -97,7 +106,7 @@ pub fn make(
         clock: GuestClock::Led, // the agent sets the guest's
         paravirt: arguments.engine.paravirt.0,
     };
-    Ok(Made { description, attachments })
+    Ok(Made { description, attachments, listeners })
 }
 
 /// The devices of what the guest sees of the host.
@@ -105,7 +114,7 @@ fn shares(
     arguments: &Guest,
     folders: &[PathBuf],
     devices: DevicesChoice,
-) -> Result<Vec<Attachment>, Failure> {
+) -> Result<Vec<ServedFolder>, Failure> {
     let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
     let root = Folder { keeping, ..Folder::new("/", true) };
     let own = |(index, folder): (usize, &PathBuf)| {
@@ -115,16 +124,14 @@ fn shares(
     };
     let root = ShareArgument { folder: root, tag: protocol::ROOT_TAG.to_owned() };
     let all = iter::once(root).chain(folders.iter().enumerate().map(own)).collect();
-    let mut attachments = all_shared(all, |share| share::device(share, devices, arguments.cpus))?;
-    attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
-    Ok(attachments)
+    all_shared(all, |share| share::device(share, devices, arguments.cpus))
 }
 
 /// The devices of folders. A thread waits for the start of each folder's server, so that all start at the same time.
 fn all_shared(
     all: Vec<ShareArgument>,
-    share: impl Fn(&ShareArgument) -> Result<Attachment, Failure> + Sync,
-) -> Result<Vec<Attachment>, Failure> {
+    share: impl Fn(&ShareArgument) -> Result<ServedFolder, Failure> + Sync,
+) -> Result<Vec<ServedFolder>, Failure> {
     let share = &share;
     thread::scope(|scope| {
         let start = |one| {
@@ -146,14 +153,14 @@ fn kernel_and_shares(
     arguments: &Guest,
     folders: &[PathBuf],
     devices: DevicesChoice,
-) -> Result<(GuestKernel, Vec<Attachment>), Failure> {
+) -> Result<(GuestKernel, Vec<ServedFolder>), Failure> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("kernel".into());
         let kernel = thread.spawn_scoped(scope, || kernel::find(arguments));
         let kernel = kernel.map_err(|error| Failure::host(error.to_string()))?;
-        let attachments = shares(arguments, folders, devices)?;
+        let shared = shares(arguments, folders, devices)?;
         let kernel = kernel.join().map_err(|_| Failure::bug("what looks for the kernel failed"))?;
-        Ok((kernel?, attachments))
+        Ok((kernel?, shared))
     })
 }
 

@@ -158,7 +158,8 @@ fn make(
 ) -> Result<Ready, Failure> {
     let clock = machine::start_clock()?;
     let made = guest::make(arguments, command, streams)?;
-    let Connections { ours, guests } = connections().map_err(host)?;
+    let Connections { ours, mut guests } = connections().map_err(host)?;
+    guests.extend(made.listeners);
     let mut attachments = made.attachments;
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);

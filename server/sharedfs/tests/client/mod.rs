@@ -3,7 +3,7 @@
 // Each test uses a part of it.
 #![allow(dead_code)]
 
-use std::path::Path;
+use std::{os::unix::net::UnixStream, path::Path};
 
 use sharedfs::{Folder, FolderServer, Keeping};
 use virtio::FileServer;
@@ -18,6 +18,8 @@ pub struct Found {
     pub ino: u64,
     pub size: u64,
     pub mode: u32,
+    /// When its content was changed: seconds, ns.
+    pub changed: (u64, u32),
     /// Seconds the name and the attributes hold.
     pub valid: (u64, u64),
 }
@@ -53,7 +55,9 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 /// `struct fuse_attr` at the beginning of `attr`.
 fn found(node: u64, attr: &[u8], valid: (u64, u64)) -> Found {
-    Found { node, ino: u64_at(attr, 0), size: u64_at(attr, 8), mode: u32_at(attr, 60), valid }
+    let changed = (u64_at(attr, 32), u32_at(attr, 52));
+    let (ino, size, mode) = (u64_at(attr, 0), u64_at(attr, 8), u32_at(attr, 60));
+    Found { node, ino, size, mode, changed, valid }
 }
 
 /// `struct fuse_entry_out`.
@@ -77,10 +81,38 @@ fn words(words: &[u32]) -> Vec<u8> {
 impl Client {
     pub fn new(path: &Path, readonly: bool, keeping: Keeping) -> Self {
         let folder = Folder { keeping, ..Folder::new(path, readonly) };
+        Self::of(FolderServer::open(&folder).expect("served"))
+    }
+
+    /// A folder that is written, and what its listener hears.
+    pub fn with_listener(path: &Path) -> (Self, UnixStream) {
+        let folder = Folder { keeping: Keeping::Lasting, ..Folder::new(path, false) };
         let server = FolderServer::open(&folder).expect("served");
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        server.withdrawals().start(theirs, 1000).expect("started");
+        (Self::of(server), ours)
+    }
+
+    fn of(server: FolderServer) -> Self {
         let mut client = Self { server, unique: 0 };
         client.ask(26, 0, &words(&[7, 31, 1 << 20, !(1 << 30)])).expect("begun");
         client
+    }
+
+    pub fn set_mode(&mut self, node: u64, mode: u32) -> Answer<Found> {
+        let mut body = [0; 88];
+        body[0] = 1;
+        body[68..72].copy_from_slice(&mode.to_le_bytes());
+        let answer = self.ask(4, node, &body)?;
+        Ok(found(node, &answer[16..], (0, u64_at(&answer, 0))))
+    }
+
+    pub fn write(&mut self, node: u64, handle: u64, at: u64, bytes: &[u8]) -> Answer<()> {
+        let mut body = handle.to_le_bytes().to_vec();
+        body.extend(at.to_le_bytes());
+        body.extend(words(&[bytes.len() as u32, 0, 0, 0, 0, 0]));
+        body.extend(bytes);
+        self.ask(16, node, &body).map(drop)
     }
 
     pub fn ask(&mut self, opcode: u32, node: u64, body: &[u8]) -> Answer<Vec<u8>> {

@@ -4,7 +4,11 @@
 use std::{
     cell::RefCell,
     fs,
+    io::{self, Read, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    thread,
 };
 
 use sharedfs::{Folder, FolderServer};
@@ -29,7 +33,30 @@ const USES: u32 = 500;
 struct Shared {
     directory: TempDir,
     server: FolderServer,
+    /// Whoever is told what the host changes.
+    listener: UnixStream,
     uses: u32,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The thread that tells of changes ends with it.
+        let _ = self.listener.shutdown(Shutdown::Both);
+    }
+}
+
+/// Says that it listens, and that it has seen to whatever it is told.
+fn listen(mut stream: &UnixStream) -> io::Result<()> {
+    stream.write_all(&[0])?;
+    let (mut byte, mut is_empty) = ([0], false);
+    loop {
+        stream.read_exact(&mut byte)?;
+        let is_end = byte[0] == 0;
+        if is_end && is_empty {
+            stream.write_all(&[0])?;
+        }
+        is_empty = is_end && !is_empty;
+    }
 }
 
 thread_local! {
@@ -58,7 +85,11 @@ impl Shared {
         let mut server = FolderServer::open(&folder).expect("served");
         let init = [7_u32, 31, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
         server.answer(&request(INIT, 0, &init), 4096);
-        Self { directory, server, uses: 0 }
+        let (listener, theirs) = UnixStream::pair().expect("a pair");
+        server.withdrawals().start(theirs, 100).expect("a thread");
+        let told = listener.try_clone().expect("a descriptor");
+        thread::spawn(move || drop(listen(&told)));
+        Self { directory, server, listener, uses: 0 }
     }
 
     fn is_untouched(&self) -> bool {

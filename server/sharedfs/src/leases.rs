@@ -1,0 +1,170 @@
+//! What the guest may rely on until we say otherwise.
+//!
+//! Somebody in the guest listens to us (`withdrawal`). Of a folder in which the host tells us of changes (`watches`), the guest may then keep what
+//! it is told for long, and is told when it has changed. What the guest changes itself it knows: the host tells of that, too, and it is
+//! taken out right after each request (`take_own`).
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    ffi::{CStr, CString},
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::{fs::inotify::ReadFlags, io::write};
+
+use crate::watches::Watches;
+
+/// How long the guest may rely on a name and on attributes until we say otherwise. It has an end, because the host does not tell of everything: a
+/// file that gets a second name in a folder that is not watched may be changed by that.
+pub(crate) const LEASE: Duration = Duration::from_secs(600);
+
+/// So many changes are noted one by one.
+const MOST: usize = 65_536;
+
+/// An entry comes or goes.
+pub(crate) const ENTRY: ReadFlags = ReadFlags::CREATE
+    .union(ReadFlags::DELETE)
+    .union(ReadFlags::MOVED_FROM)
+    .union(ReadFlags::MOVED_TO);
+/// Content or attributes change.
+pub(crate) const CONTENT: ReadFlags = ReadFlags::MODIFY.union(ReadFlags::ATTRIB);
+/// A file that was open for writing is closed.
+pub(crate) const CLOSED: ReadFlags = ReadFlags::CLOSE_WRITE;
+
+/// A name in a folder, by its node; an empty one is the folder's own.
+pub(crate) type OwnedPlace = (u64, CString);
+
+/// Changes that the guest has not been told of.
+#[derive(Default)]
+pub(crate) struct Leases {
+    /// There while somebody listens.
+    watches: Option<Watches>,
+    /// Whether entries have come or gone, by place.
+    changed: HashMap<OwnedPlace, bool>,
+    /// Changes that are being told, with the depth of their folder, the deepest first.
+    due: Vec<(usize, OwnedPlace, bool)>,
+    /// The host has lost count of what it has changed.
+    all: bool,
+    /// Rung for changes that were read by nobody who tells of them.
+    bell: Option<Arc<OwnedFd>>,
+}
+
+impl Leases {
+    /// Somebody listens from now on. The `bell` is an event that is rung for changes that the watches tell of no more.
+    pub(crate) fn start(&mut self, watches: Watches, bell: Arc<OwnedFd>) {
+        (self.watches, self.bell) = (Some(watches), Some(bell));
+    }
+
+    /// Nobody listens any more.
+    pub(crate) fn stop(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Has the host tell of changes in a folder, whose descriptor has this name among ours.
+    pub(crate) fn watch(
+        &mut self,
+        folder: u64,
+        fd: impl AsFd,
+        path: impl FnOnce() -> Option<String>,
+    ) {
+        if let Some(watches) = &mut self.watches {
+            watches.watch(folder, fd, path);
+        }
+    }
+
+    /// Whether the host tells of changes in a folder, and somebody listens.
+    pub(crate) fn covers(&self, folder: u64) -> bool {
+        self.watches.as_ref().is_some_and(|watches| watches.has(folder))
+    }
+
+    /// The guest has forgotten these folders.
+    pub(crate) fn forget(&mut self, folders: impl IntoIterator<Item = u64>) {
+        if let Some(watches) = &mut self.watches {
+            folders.into_iter().for_each(|folder| watches.unwatch(folder));
+        }
+    }
+
+    /// The guest starts over.
+    pub(crate) fn clear(&mut self) {
+        (self.changed, self.due, self.all) = Default::default();
+        self.watches.iter_mut().for_each(Watches::clear);
+    }
+
+    /// Takes out what the guest itself has just changed in this way at places that `is_own` knows. If the host has changed the same a moment
+    /// before, nothing is lost: the guest has the attributes that are looked at after this, or asks for them.
+    pub(crate) fn take_own(&mut self, how: ReadFlags, is_own: impl Fn(u64, &CStr) -> bool) {
+        let Some(watches) = &mut self.watches else { return };
+        let changed = &mut self.changed;
+        let is_whole = watches.read(|change| {
+            if !(how.intersects(change.what) && is_own(change.folder, change.name)) {
+                note(changed, (change.folder, change.name.into()), change.what);
+            }
+        });
+        if !is_whole || changed.len() > MOST {
+            changed.clear();
+            self.all = true;
+        }
+        self.ring();
+    }
+
+    /// Has whoever tells of changes look, if there are any.
+    fn ring(&self) {
+        if let Some(bell) = self.bell.as_ref().filter(|_| self.all || !self.changed.is_empty()) {
+            // An event that is full has been rung.
+            let _ = write(bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Notes what the host has changed.
+    pub(crate) fn look(&mut self) {
+        self.take_own(ReadFlags::empty(), |_, _| false);
+    }
+
+    /// Notes that a name stands for something else now, or nothing.
+    pub(crate) fn note_entry(&mut self, place: OwnedPlace) {
+        if self.watches.is_some() {
+            self.changed.insert(place, true);
+            self.ring();
+        }
+    }
+
+    /// Whether the host has lost count; it has not, from now on.
+    pub(crate) fn take_all(&mut self) -> bool {
+        std::mem::take(&mut self.all)
+    }
+
+    /// Takes out some of the changes, and whether there are more: each place, and whether an entry has come or gone there. All are in folders of one
+    /// depth, and those of a smaller depth have been taken out before: what is told of a renamed folder is to be told by its new name.
+    pub(crate) fn take(
+        &mut self,
+        most: usize,
+        depth: impl Fn(u64) -> usize,
+    ) -> (Vec<(OwnedPlace, bool)>, bool) {
+        if self.due.is_empty() {
+            let changed = self.changed.drain();
+            self.due = changed.map(|(place, entry)| (depth(place.0), place, entry)).collect();
+            self.due.sort_unstable_by_key(|change| Reverse(change.0));
+        }
+        let mut taken = Vec::new();
+        let own = self.due.last().map(|change| change.0);
+        while taken.len() < most
+            && let Some((_, place, entry)) = self.due.pop_if(|change| Some(change.0) == own)
+        {
+            taken.push((place, entry));
+        }
+        (taken, !(self.due.is_empty() && self.changed.is_empty()))
+    }
+}
+
+fn note(changed: &mut HashMap<OwnedPlace, bool>, place: OwnedPlace, what: ReadFlags) {
+    *changed.entry(place).or_default() |= what.intersects(ENTRY);
+}
+
+/// Paths without the same one twice, in order.
+pub(crate) fn distinct(paths: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+    let mut seen = HashSet::new();
+    paths.into_iter().filter(|path| seen.insert(path.clone())).collect()
+}
