@@ -9,14 +9,17 @@ use std::{
 
 use crate::sys;
 
-/// Follows what the host says at this port of a folder, of which this is a mount that nothing else is mounted in.
+/// Follows what the host says at this port of a folder, of which this is a mount that nothing else is mounted in. To be called before
+/// there are programs that could connect to the port in our place.
 pub fn follow(folder: File, port: u32) {
     // A host that has nothing to say refuses; the kernel then asks again by itself.
-    thread::spawn(move || drop(obey(&folder, port)));
+    if let Ok(host) = sys::connect_to_host(port) {
+        thread::spawn(move || drop(obey(&folder, host)));
+    }
 }
 
-fn obey(folder: &File, port: u32) -> io::Result<()> {
-    let mut host = BufReader::new(sys::connect_to_host(port)?);
+fn obey(folder: &File, host: File) -> io::Result<()> {
+    let mut host = BufReader::new(host);
     // That we listen, and later that we have seen to everything.
     host.get_mut().write_all(&[0])?;
     let mut path = Vec::new();

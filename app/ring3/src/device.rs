@@ -251,7 +251,8 @@ pub fn share_body(
         if let Some(listener) = listener
             && let Err(error) = withdrawals.start(listener, watches)
         {
-            tracing::warn!(%error, "the guest asks for what the host may have changed");
+            // As it does on network file systems.
+            tracing::info!(%error, "the guest asks for what the host may have changed");
         }
         Ok((device, None))
     };
