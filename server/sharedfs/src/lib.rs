@@ -65,8 +65,9 @@ pub enum Keeping {
     /// A minute.
     #[default]
     Usual,
-    /// For as long as it runs, and it opens files without a word. A folder that is written is kept no longer for this; extended attributes
-    /// are not there in either, so that the guest does not ask for a file's capabilities before it writes to it first.
+    /// For as long as it runs, and it opens files without a word. A folder that is written is kept until the host changes it, where somebody
+    /// listens to that ([`Withdrawals`]). Extended attributes are not there in either, so that the guest does not ask for a file's capabilities
+    /// before it writes to it first.
     Lasting,
 }
 
