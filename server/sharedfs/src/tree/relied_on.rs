@@ -30,14 +30,12 @@ impl Tree {
         let Some((folder, name)) = self.nodes.place(node).filter(|_| node != ROOT) else {
             return node == ROOT;
         };
-        let identity = self.nodes.identity(node).ok();
-        self.leases.covers(folder)
-            && self
-                .fd(folder)
-                .and_then(|fd| look(&fd, &name))
-                .ok()
-                .map(|now| FileIdentity::of(&now))
-                == identity
+        if !self.leases.covers(folder) {
+            return false;
+        }
+        let found = self.fd(folder).and_then(|fd| look(&fd, &name));
+        let found = found.map(|status| FileIdentity::of(&status));
+        found.is_ok() && found == self.nodes.identity(node)
     }
 
     /// How long the guest may rely on a file's attributes. A folder's change with what is in it, too.
@@ -50,6 +48,7 @@ impl Tree {
         self.trust.held
     }
 
+    /// The guest may rely on what it is told of a file; says for how long.
     pub(super) fn lease(&mut self, node: u64, status: &Statx) -> Duration {
         self.nodes.lease(node, version(status));
         LEASE
