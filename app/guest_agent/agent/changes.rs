@@ -1,7 +1,8 @@
-//! Has the kernel look again at what the host has changed in a shared folder. The kernel keeps what it was told for long, and its
-//! driver of shared folders hears of no changes.
+//! Has the kernel look again at files that the host has changed in a shared folder. Linux remembers for long what a folder's server has
+//! told it, and its driver has no way to hear of changes.
 
 use std::{
+    ffi::CStr,
     fs::File,
     io::{self, BufRead, BufReader, Write},
     thread,
@@ -9,8 +10,8 @@ use std::{
 
 use crate::sys;
 
-/// Follows what the host says at this port of a folder, of which this is a mount that nothing else is mounted in. To be called before
-/// there are programs that could connect to the port in our place.
+/// Follows what the host says of its changes at this port. `folder` is a private mount of the shared folder. To be called before there are
+/// programs that could connect to the port in our place.
 pub fn follow(folder: File, port: u32) {
     // A host that has nothing to say refuses; the kernel then asks again by itself.
     if let Ok(host) = sys::connect_to_host(port) {
@@ -31,10 +32,14 @@ fn obey(folder: &File, host: File) -> io::Result<()> {
             b".\0" => sys::look_at(folder),
             [b'/', node @ .., 0] => {
                 let node = std::str::from_utf8(node).ok().and_then(|node| node.parse().ok());
-                node.and_then(|node| sys::known_file(folder, node)).iter().for_each(sys::look_at);
+                // A file that the kernel does not know needs no look.
+                let file = node.and_then(|node| sys::known_file(folder, node).ok());
+                file.iter().for_each(sys::look_at);
             }
-            [.., 0] => sys::look_up(folder, &path),
-            _ => return Ok(()),
+            _ => match CStr::from_bytes_with_nul(&path) {
+                Ok(path) => sys::look_up(folder, path),
+                Err(_) => return Ok(()),
+            },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The system calls std has no name for.
 
 use std::{
-    ffi::{CString, c_char, c_int, c_long, c_ulong, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_long, c_ulong, c_void},
     fs::File,
     io,
     os::fd::{AsRawFd, FromRawFd},
@@ -16,6 +16,7 @@ pub const SIGKILL: c_int = 9;
 const SIG_IGN: usize = 1;
 const CLOCK_REALTIME: c_int = 0;
 const ADJ_OFFSET_SINGLESHOT: u32 = 0x8001;
+const AT_FDCWD: c_int = -100;
 const SECOND: i64 = 1_000_000_000;
 const AF_VSOCK: c_int = 40;
 const SOCK_STREAM_CLOEXEC: c_int = 1 | 0o2000000;
@@ -65,7 +66,6 @@ unsafe extern "C" {
     fn adjtimex(change: *mut Timex) -> c_int;
     fn mknod(path: *const c_char, mode: u32, device: u64) -> c_int;
     fn linkat(from: c_int, old: *const c_char, to: c_int, new: *const c_char, flags: c_int) -> c_int;
-    fn openat(folder: c_int, path: *const c_char, flags: c_int, ...) -> c_int;
     fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
 }
 
@@ -95,6 +95,12 @@ struct Poll {
 
 fn check(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// What a call has just opened, which nobody else has.
+fn new_file(result: c_int) -> io::Result<File> {
+    // SAFETY: callers in this program pass what a call that opens something has returned.
+    check(result).map(|fd| unsafe { File::from_raw_fd(fd) })
 }
 
 fn c_string(bytes: &[u8]) -> io::Result<CString> {
@@ -140,19 +146,17 @@ pub fn bind_read_only(folder: &[u8], target: &[u8]) -> io::Result<()> {
     mount_at(b"none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY, "")
 }
 
-/// A mount of what is mounted at a place, which is nowhere to be seen, and in which nothing else is mounted.
+/// A private mount of the file system at a place. It has no path, and no other file system is mounted in it.
 pub fn mount_of(place: &[u8]) -> io::Result<File> {
-    const AT_FDCWD: c_int = -100;
     const CLONE_CLOEXEC: c_int = 1 | 0o2000000;
     let place = c_string(place)?;
     // SAFETY: a C string that outlives the call.
-    let fd = check(unsafe { syscall(SYS_OPEN_TREE, AT_FDCWD, place.as_ptr(), CLONE_CLOEXEC) } as c_int)?;
-    // SAFETY: a new descriptor nobody else has.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    let fd = unsafe { syscall(SYS_OPEN_TREE, AT_FDCWD, place.as_ptr(), CLONE_CLOEXEC) };
+    new_file(fd as c_int)
 }
 
-/// A file that the kernel knows in a mount of a shared folder, by its number there.
-pub fn known_file(mount: &File, number: u64) -> Option<File> {
+/// A file in a mount of a shared folder, by its number there, if the kernel knows the file.
+pub fn known_file(mount: &File, number: u64) -> io::Result<File> {
     /// `struct file_handle`, with what Linux's driver has in it: the number's halves, and a generation, which ours do not have.
     #[repr(C)]
     struct Handle {
@@ -163,43 +167,31 @@ pub fn known_file(mount: &File, number: u64) -> Option<File> {
     const O_PATH_CLOEXEC: c_int = 0o10000000 | 0o2000000;
     let words = [(number >> 32) as u32, number as u32, 0];
     let handle = Handle { len: 12, kind: 0x81, words };
-    let folder = opened(mount)?;
+    // The mount's own descriptor is only for finding it; the call wants the folder open.
+    let folder = File::open(format!("/proc/self/fd/{}", mount.as_raw_fd()))?;
     // SAFETY: a handle as long as it says, which outlives the call.
     let fd = unsafe {
         syscall(SYS_OPEN_BY_HANDLE_AT, folder.as_raw_fd(), &raw const handle, O_PATH_CLOEXEC)
     };
-    // SAFETY: a new descriptor nobody else has.
-    check(fd as c_int).ok().map(|fd| unsafe { File::from_raw_fd(fd) })
-}
-
-/// The folder that is mounted, open: the mount's own descriptor is only for finding it.
-fn opened(mount: &File) -> Option<File> {
-    const READ_DIRECTORY_CLOEXEC: c_int = 0o200000 | 0o2000000;
-    // SAFETY: a C string.
-    let fd = unsafe { openat(mount.as_raw_fd(), c".".as_ptr(), READ_DIRECTORY_CLOEXEC) };
-    // SAFETY: a new descriptor nobody else has.
-    check(fd).ok().map(|fd| unsafe { File::from_raw_fd(fd) })
+    new_file(fd as c_int)
 }
 
 /// Has the kernel ask for the attributes of a file or folder.
-pub fn look_at(folder: &File) {
+pub fn look_at(file: &File) {
     const EMPTY_PATH: c_int = 0x1000;
     const FORCE_SYNC: c_int = 0x2000;
     const BASIC: c_int = 0x7ff;
     let mut answer = [0_u64; 32];
-    let (folder, flags) = (folder.as_raw_fd(), EMPTY_PATH | FORCE_SYNC);
-    // SAFETY: an empty C string, and room for `struct statx`. A folder that is gone needs no look.
-    unsafe { syscall(SYS_STATX, folder, c"".as_ptr(), flags, BASIC, answer.as_mut_ptr()) };
+    let (file, flags) = (file.as_raw_fd(), EMPTY_PATH | FORCE_SYNC);
+    // SAFETY: an empty C string, and room for `struct statx`. A file that is gone needs no look.
+    unsafe { syscall(SYS_STATX, file, c"".as_ptr(), flags, BASIC, answer.as_mut_ptr()) };
 }
 
-/// Has the kernel ask what a path, which ends with NUL, stands for in a folder. Who wants to make a name has it looked up,
-/// whatever the kernel remembers. This link is never made: its file is of another file system.
-pub fn look_up(folder: &File, path: &[u8]) {
-    const AT_FDCWD: c_int = -100;
-    if path.last() == Some(&0) {
-        // SAFETY: C strings that outlive the call.
-        unsafe { linkat(AT_FDCWD, c"/".as_ptr(), folder.as_raw_fd(), path.as_ptr().cast(), 0) };
-    }
+/// Has the kernel ask what a path stands for in a folder. The kernel always asks for a name that somebody wants to make, so we try to make
+/// a link there. That fails, because the link's file is in another file system.
+pub fn look_up(folder: &File, path: &CStr) {
+    // SAFETY: C strings that outlive the call.
+    unsafe { linkat(AT_FDCWD, c"/".as_ptr(), folder.as_raw_fd(), path.as_ptr(), 0) };
 }
 
 /// Makes a device node; `kind` is part of its mode.
@@ -223,14 +215,12 @@ struct VsockAddress {
 /// Connects to a port of the host.
 pub fn connect_to_host(port: u32) -> io::Result<File> {
     // SAFETY: plain numbers.
-    let fd = check(unsafe { socket(AF_VSOCK, SOCK_STREAM_CLOEXEC, 0) })?;
-    // SAFETY: a new descriptor nobody else has.
-    let file = unsafe { File::from_raw_fd(fd) };
+    let file = new_file(unsafe { socket(AF_VSOCK, SOCK_STREAM_CLOEXEC, 0) })?;
     let family = AF_VSOCK as u16;
     let address = VsockAddress { family, reserved: 0, port, cid: HOST, flags: 0, zero: [0; 3] };
     let len = size_of::<VsockAddress>() as u32;
     // SAFETY: an address of the length given.
-    check(unsafe { connect(fd, (&raw const address).cast(), len) })?;
+    check(unsafe { connect(file.as_raw_fd(), (&raw const address).cast(), len) })?;
     Ok(file)
 }
 
@@ -244,18 +234,17 @@ pub fn control<T>(fd: &impl AsRawFd, request: c_ulong, argument: &mut T) -> io::
 pub fn inet_socket() -> io::Result<File> {
     const AF_INET: c_int = 2;
     const SOCK_DGRAM: c_int = 2;
-    // SAFETY: plain numbers; then a new descriptor nobody else has.
-    check(unsafe { socket(AF_INET, SOCK_DGRAM, 0) }).map(|fd| unsafe { File::from_raw_fd(fd) })
+    // SAFETY: plain numbers.
+    new_file(unsafe { socket(AF_INET, SOCK_DGRAM, 0) })
 }
 
 /// A new terminal: its master's and its slave's side.
 pub fn terminal() -> io::Result<(File, File)> {
     let master = File::options().read(true).write(true).open("/dev/ptmx")?;
     control(&master, TIOCSPTLCK, &mut (0 as c_int))?;
-    // SAFETY: the argument is flags, by value; then a new descriptor nobody else has.
-    let slave = check(unsafe { ioctl(master.as_raw_fd(), TIOCGPTPEER, O_RDWR_NOCTTY_CLOEXEC) })?;
-    // SAFETY: as above.
-    Ok((master, unsafe { File::from_raw_fd(slave) }))
+    // SAFETY: the argument is flags, by value.
+    let slave = new_file(unsafe { ioctl(master.as_raw_fd(), TIOCGPTPEER, O_RDWR_NOCTTY_CLOEXEC) })?;
+    Ok((master, slave))
 }
 
 /// Sets a terminal's size.

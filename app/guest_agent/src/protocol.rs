@@ -18,7 +18,7 @@ pub const STDOUT: u32 = 1026;
 /// Standard error.
 pub const STDERR: u32 = 1027;
 
-/// What the host changes in the first further folder; that of the next one is one port further.
+/// Where the host tells of its changes to the first further folder. Each next folder has the next port.
 pub const CHANGES: u32 = 1040;
 
 /// The tag of the host's root file system.

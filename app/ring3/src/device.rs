@@ -169,7 +169,7 @@ fn serve(kind: &DeviceKind) -> Result<u8, Failure> {
     let host = |error: io::Error| Failure::host(error.to_string());
     process::keep_only_standard_streams().map_err(host)?;
     process::die_with_parent().map_err(host)?;
-    let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from).map_err(host)?;
+    let socket = standard_stream(io::stdin()).map_err(host)?;
     let body =
         body(kind).and_then(|opened| opened.shut_in(&socket, "--devices inline does without"));
     let problem = body.as_ref().err().map(ToString::to_string);
@@ -195,7 +195,9 @@ fn body(kind: &DeviceKind) -> Result<Opened, Failure> {
             };
             let privileged = *privileged;
             let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
-            let listener = share::has_listener(&folder).then(listener).transpose()?;
+            let listener = || standard_stream(io::stdout());
+            let listener = share::has_listener(&folder).then(listener).transpose();
+            let listener = listener.map_err(|error| Failure::host(error.to_string()))?;
             Ok(share_body(tag, folder, *queues, listener))
         }
         DeviceKind::Net { mac, pairs, fault, index, net } => {
@@ -222,10 +224,9 @@ pub fn disk_body(
     Ok(Opened { served: Served::Disk, start: Box::new(start) })
 }
 
-/// Whoever listens to what a folder's server says on its standard output once it has said what it is.
-fn listener() -> Result<UnixStream, Failure> {
-    let output = io::stdout().as_fd().try_clone_to_owned();
-    output.map(UnixStream::from).map_err(|error| Failure::host(error.to_string()))
+/// The socket that a standard stream of this process is.
+fn standard_stream(stream: impl AsFd) -> io::Result<UnixStream> {
+    stream.as_fd().try_clone_to_owned().map(UnixStream::from)
 }
 
 /// Opens a folder from where there is nothing else, with so many request queues. A `listener` is told what the host changes in it.
@@ -237,7 +238,8 @@ pub fn share_body(
 ) -> Opened {
     let Folder { readonly, privileged, .. } = folder;
     let tag = tag.to_owned();
-    let watches = sharedfs::watches_allowed();
+    // In the sandbox nobody can ask for the host's settings.
+    let listener = listener.map(|listener| (listener, sharedfs::watches_allowed()));
     let start = move || {
         let host = |problem: String| Failure::host(format!("--share: {problem}"));
         let place = sandbox::enter_folder(&folder.path, readonly, privileged);
@@ -248,7 +250,7 @@ pub fn share_body(
         if !sandbox::allow_only(&folder.path).map_err(host)? {
             tracing::warn!("this host has no Landlock");
         }
-        if let Some(listener) = listener
+        if let Some((listener, watches)) = listener
             && let Err(error) = withdrawals.start(listener, watches)
         {
             // As it does on network file systems.

@@ -30,5 +30,5 @@ pub const LOOKING: u32 = 1;
 pub const ANSWERED: u32 = 3;
 /// There is an answer for whoever is about to ring.
 pub const EARLY: u32 = 4;
-/// Everything has been answered, and whoever waits is not to be told.
+/// All requests of the queue are answered, and the driver wants no interrupt for that. So whoever waits goes on.
 pub const SILENT: u32 = 5;

@@ -4,7 +4,7 @@ use std::{
     ffi::CStr,
     fs::File,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -35,7 +35,7 @@ use crate::{
     leases::{CLOSED, CONTENT},
     listing::Listed,
     rights::without_keeping_bits,
-    tree::{EntryPlace, Tree, directory_entry},
+    tree::{EntryPlace, Tree, directory_entry, lock},
 };
 
 /// Bytes of an extended attribute or of a list of their names at the most: Linux's limit.
@@ -58,13 +58,13 @@ impl Answers {
         Ok(Self { tree: Arc::new(Mutex::new(tree)), tells_of_closing })
     }
 
-    /// The tree, for others.
+    /// The tree, for another thread to use, too.
     pub(crate) fn shared(&self) -> Arc<Mutex<Tree>> {
         Arc::clone(&self.tree)
     }
 
     fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tree)
     }
 
     /// Does something with a file by its name among our descriptors, as extended attributes want it.

@@ -1,8 +1,8 @@
 //! What the guest may rely on until we say otherwise.
 //!
-//! Somebody in the guest listens to us (`withdrawal`). Of a folder in which the host tells us of changes (`watches`), the guest may then keep what
-//! it is told for long, and is told when it has changed. What the guest changes itself it knows: the host tells of that, too, and it is
-//! taken out right after each request (`take_own`).
+//! A listener in the guest hears from us what the host changes (`withdrawal`). The host tells us of changes in folders that we watch
+//! (`watches`). What the guest is told of files in such folders, it may rely on for long. The host tells us of the guest's own changes, too.
+//! The guest knows of those, so we forget them right after each request (`take_own`).
 
 use std::{
     cmp::Reverse,
@@ -21,7 +21,7 @@ use crate::watches::Watches;
 /// file that gets a second name in a folder that is not watched may be changed by that.
 pub(crate) const LEASE: Duration = Duration::from_secs(600);
 
-/// So many changes are noted one by one.
+/// How many changes are noted one by one. With more, everything counts as changed.
 const MOST: usize = 65_536;
 
 /// An entry comes or goes.
@@ -40,20 +40,20 @@ pub(crate) type OwnedPlace = (u64, CString);
 /// Changes that the guest has not been told of.
 #[derive(Default)]
 pub(crate) struct Leases {
-    /// There while somebody listens.
+    /// The folders that we watch; `None` while nobody listens.
     watches: Option<Watches>,
-    /// Whether entries have come or gone, by place.
+    /// What has changed, by place. True if an entry has come or gone there, false if only content or attributes have changed.
     changed: HashMap<OwnedPlace, bool>,
     /// Changes that are being told, with the depth of their folder, the deepest first.
     due: Vec<(usize, OwnedPlace, bool)>,
-    /// The host has lost count of what it has changed.
+    /// Changes have been lost, so everything counts as changed.
     all: bool,
-    /// Rung for changes that were read by nobody who tells of them.
+    /// Rung when there are changes, for the thread that tells of them.
     bell: Option<Arc<OwnedFd>>,
 }
 
 impl Leases {
-    /// Somebody listens from now on. The `bell` is an event that is rung for changes that the watches tell of no more.
+    /// Somebody listens from now on. The `bell` is an event that is rung when a request has read changes from the watches.
     pub(crate) fn start(&mut self, watches: Watches, bell: Arc<OwnedFd>) {
         (self.watches, self.bell) = (Some(watches), Some(bell));
     }
@@ -63,7 +63,7 @@ impl Leases {
         *self = Self::default();
     }
 
-    /// Has the host tell of changes in a folder, whose descriptor has this name among ours.
+    /// Has the host tell of changes in a folder. `path` leads to the folder.
     pub(crate) fn watch(
         &mut self,
         folder: u64,
@@ -93,8 +93,9 @@ impl Leases {
         self.watches.iter_mut().for_each(Watches::clear);
     }
 
-    /// Takes out what the guest itself has just changed in this way at places that `is_own` knows. If the host has changed the same a moment
-    /// before, nothing is lost: the guest has the attributes that are looked at after this, or asks for them.
+    /// Reads what the host tells of changes, and forgets those of the kinds in `how` at places that `is_own` accepts: the guest has just made them.
+    /// If the host has made such a change there at the same time, nothing is lost. The attributes that the guest gets are looked at later than
+    /// this, or the guest asks for them.
     pub(crate) fn take_own(&mut self, how: ReadFlags, is_own: impl Fn(u64, &CStr) -> bool) {
         let Some(watches) = &mut self.watches else { return };
         let changed = &mut self.changed;
@@ -110,7 +111,7 @@ impl Leases {
         self.ring();
     }
 
-    /// Has whoever tells of changes look, if there are any.
+    /// Wakes the thread that tells of changes, if there are any.
     fn ring(&self) {
         if let Some(bell) = self.bell.as_ref().filter(|_| self.all || !self.changed.is_empty()) {
             // An event that is full has been rung.
@@ -123,7 +124,7 @@ impl Leases {
         self.take_own(ReadFlags::empty(), |_, _| false);
     }
 
-    /// Notes that a name stands for something else now, or nothing.
+    /// Notes that the guest is to look a name up again: the name may stand for another file now, or for none.
     pub(crate) fn note_entry(&mut self, place: OwnedPlace) {
         if self.watches.is_some() {
             self.changed.insert(place, true);
@@ -131,13 +132,14 @@ impl Leases {
         }
     }
 
-    /// Whether the host has lost count; it has not, from now on.
+    /// Whether changes have been lost since the last call.
     pub(crate) fn take_all(&mut self) -> bool {
         std::mem::take(&mut self.all)
     }
 
-    /// Takes out some of the changes, and whether there are more: each place, and whether an entry has come or gone there. All are in folders of one
-    /// depth, and those of a smaller depth have been taken out before: what is told of a renamed folder is to be told by its new name.
+    /// Takes out at most `most` changes; says whether there are more. Each is a place, and whether an entry has come or gone there. Changes in
+    /// upper folders come first, and those of one call are in folders of one depth. So the guest sees that a folder was renamed before it is
+    /// told what has changed in that folder.
     pub(crate) fn take(
         &mut self,
         most: usize,

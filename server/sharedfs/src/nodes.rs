@@ -53,7 +53,7 @@ struct Node {
     habit: Habit,
     /// Of a folder: how often the guest has asked for a file in it.
     questions: u32,
-    /// The version of what the guest may rely on until it is told otherwise, once it has been told anything of the kind.
+    /// The lease on this file, if the guest has one: the version of the attributes that the guest was told.
     lease: Option<u64>,
     held: Option<Held>,
 }
@@ -110,7 +110,7 @@ pub(crate) struct Nodes {
     rings: [VecDeque<u64>; 3],
     held: usize,
     limit: usize,
-    /// Folders that the guest has forgotten, for who wants to know.
+    /// Folders that the guest has forgotten, until somebody takes this list.
     forgotten: Vec<u64>,
     /// A folder has been found under a name that the guest does not know.
     strayed: bool,
@@ -143,8 +143,8 @@ impl Nodes {
         self.held = 0;
     }
 
-    /// The node of this file, which a name was just found to stand for; the guest is told of it. With it comes another name that the guest
-    /// still relies on, if there is one.
+    /// The node of a file that a name was just found to stand for, and of which the guest is told. If the guest has a lease on the file by another
+    /// name, the lease ends, and that name is returned, too.
     pub(crate) fn known(
         &mut self,
         parent: u64,

@@ -10,7 +10,7 @@ use std::{
     fs::File,
     io,
     os::fd::OwnedFd,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -76,6 +76,11 @@ impl EntryPlace<'_> {
     }
 }
 
+/// Takes the tree. Whoever has failed with it has left it whole.
+pub(crate) fn lock(tree: &Mutex<Tree>) -> MutexGuard<'_, Tree> {
+    tree.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Tree {
     pub(crate) fn new(
         root: OwnedFd,
@@ -109,15 +114,12 @@ impl Tree {
     fn entry(&mut self, at: EntryPlace<'_>, status: &Statx) -> Entry {
         let (inode, other) = self.nodes.known(at.folder, at.name, FileIdentity::of(status));
         other.into_iter().for_each(|place| self.leases.note_entry(place));
-        let attr_timeout = self.attributes_held(inode, status);
-        // A name stands for the same file for as long as that has no other name, or is a folder.
-        let is_sure = status.stx_nlink == 1 || FileIdentity::of(status).is_folder();
-        let is_leased = is_sure && self.leases.covers(at.folder);
+        let (entry_timeout, attr_timeout) = self.held(inode, status);
         Entry {
             inode,
             attr: attributes(status, self.numbers.of(status)),
             attr_timeout,
-            entry_timeout: if is_leased { self.lease(inode, status) } else { self.trust.held },
+            entry_timeout,
             ..Entry::default()
         }
     }
@@ -162,7 +164,7 @@ impl Tree {
             },
         };
         let held = match self.is_in_place(node) {
-            true => self.attributes_held(node, &status),
+            true => self.held(node, &status).1,
             false => self.trust.held,
         };
         Ok((attributes(&status, self.numbers.of(&status)), held))

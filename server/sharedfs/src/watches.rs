@@ -21,10 +21,10 @@ use rustix::{
 
 /// How many watches a user may have.
 const LIMIT: &str = "/proc/sys/fs/inotify/max_user_watches";
-/// Our share of them, and how many we take at the most.
+/// A server takes at the most one in `SHARE` of them, and no more than `MOST`.
 const SHARE: usize = 4;
 const MOST: usize = 100_000;
-/// The host's file systems that nobody changes but the host: ext, XFS, Btrfs, tmpfs, overlayfs, F2FS, bcachefs, ZFS.
+/// File systems whose every change the host sees, by their magic numbers: ext, XFS, Btrfs, tmpfs, overlayfs, F2FS, bcachefs, ZFS.
 const LOCAL: [u32; 8] = [
     0xef53,
     0x5846_5342,
@@ -35,8 +35,8 @@ const LOCAL: [u32; 8] = [
     0xca45_1a4e,
     0x2fc1_2fc1,
 ];
-/// What the host is to tell us of: an entry that comes or goes, and content or attributes that change. A program may write by a mapping, of
-/// which it tells nobody until it closes the file.
+/// Changes that the host is to tell us of: entries that come and go, content, attributes, and the end of writing. A program that writes to a file
+/// by a mapping shows only when it closes the file.
 const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE)
@@ -52,7 +52,7 @@ const ROOM: usize = 16 << 10;
 pub(crate) struct HostChange<'a> {
     /// The folder's node.
     pub(crate) folder: u64,
-    /// The entry; empty for the folder itself.
+    /// The name of the entry; empty if the folder itself has changed.
     pub(crate) name: &'a CStr,
     pub(crate) what: ReadFlags,
 }
@@ -60,20 +60,20 @@ pub(crate) struct HostChange<'a> {
 pub(crate) struct Watches {
     inotify: Arc<OwnedFd>,
     folders: HashMap<i32, u64>,
-    /// The watch of each folder that one was asked for; `None` where there can be none.
+    /// The number of each folder's watch; `None` if the folder cannot be watched.
     numbers: HashMap<u64, Option<i32>>,
-    /// Watches there may be.
+    /// How many watches there may be.
     limit: usize,
 }
 
-/// How many watches a server may take of what the host allows. To be asked where the host's settings can be read.
+/// How many watches a server may take, by the host's settings. These cannot be read in a server's sandbox.
 pub fn watches_allowed() -> usize {
     let limit = fs::read_to_string(LIMIT).ok().and_then(|text| text.trim().parse().ok());
     (limit.unwrap_or(0_usize) / SHARE).min(MOST)
 }
 
 impl Watches {
-    /// So many watches at the most.
+    /// No watches yet, and `limit` at the most.
     ///
     /// # Errors
     /// The host has no more instances of inotify for the user.
@@ -83,12 +83,12 @@ impl Watches {
         Ok(Self { inotify: Arc::new(inotify), folders, numbers, limit })
     }
 
-    /// What becomes readable when there are changes.
+    /// The descriptor that becomes readable when there are changes.
     pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.inotify)
     }
 
-    /// Has the host tell of changes in a folder, if it can. `path` leads to it.
+    /// Has the host tell of changes in a folder, if the host can. `path` leads to the folder.
     pub(crate) fn watch(
         &mut self,
         folder: u64,

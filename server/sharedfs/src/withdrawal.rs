@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -20,14 +20,17 @@ use rustix::{
     io::{Errno, read},
 };
 
-use crate::{tree::Tree, watches::Watches};
+use crate::{
+    tree::{Tree, lock},
+    watches::Watches,
+};
 
-/// Changes often come together, and then concern the same files.
+/// How long changes are gathered before the listener is told. They often come together and concern the same files.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// So many are looked at before requests have their turn again.
+/// How many changes are looked at before the server answers requests again.
 const AT_ONCE: usize = 64;
 
-/// A server's tree, for somebody in the guest to be told of its changes.
+/// What tells a listener in the guest of the host's changes to a server's tree.
 pub struct Withdrawals(Arc<Mutex<Tree>>);
 
 impl Withdrawals {
@@ -50,10 +53,6 @@ impl Withdrawals {
         };
         thread::Builder::new().name("changes".into()).spawn(tell).map(drop)
     }
-}
-
-fn lock(tree: &Mutex<Tree>) -> MutexGuard<'_, Tree> {
-    tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn tell(

@@ -15,7 +15,9 @@ use std::{
 };
 
 use client::{Client, Found, ROOT};
+use fastrand::Rng;
 use sharedfs::Keeping;
+use tempfile::TempDir;
 
 /// Seconds that are a lease.
 const LEASE: u64 = 600;
@@ -55,7 +57,14 @@ impl Listener {
     }
 }
 
-fn folder() -> tempfile::TempDir {
+/// A folder with some files, which is shared with a guest in which somebody listens.
+fn shared() -> (TempDir, Client, Listener) {
+    let folder = folder();
+    let (client, stream) = Client::with_listener(folder.path());
+    (folder, client, Listener::of(stream))
+}
+
+fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir(folder.path().join("d")).expect("made");
     for name in ["a", "b", "d/x", "d/y"] {
@@ -79,10 +88,8 @@ fn asks(client: &mut Client, folder: u64, names: &[&str]) -> Vec<Found> {
 
 #[test]
 fn what_the_host_changes_is_withdrawn() {
-    let folder = folder();
+    let (folder, mut client, mut listener) = shared();
     let at = |name: &str| folder.path().join(name);
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let mut listener = Listener::of(stream);
     let found = asks(&mut client, ROOT, &["a", "b", "d"]);
     assert_eq!(found[0].valid.1, LEASE);
     asks(&mut client, found[2].node, &["x", "y"]);
@@ -104,9 +111,7 @@ fn what_the_host_changes_is_withdrawn() {
 
 #[test]
 fn what_the_guest_changes_is_not_withdrawn() {
-    let folder = folder();
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let mut listener = Listener::of(stream);
+    let (folder, mut client, mut listener) = shared();
     let found = asks(&mut client, ROOT, &["a", "b", "d"]);
     let inner = found[2].node;
     asks(&mut client, inner, &["x", "y"]);
@@ -126,9 +131,7 @@ fn what_the_guest_changes_is_not_withdrawn() {
 
 #[test]
 fn what_only_makes_and_removes_files_is_promised_nothing() {
-    let folder = folder();
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let _listener = Listener::of(stream);
+    let (_folder, mut client, _listener) = shared();
     asks(&mut client, ROOT, &["a", "b"]);
     let made = client.make_folder(ROOT, b"made").expect("made");
     for name in [&b"1"[..], b"2", b"3", b"4"] {
@@ -143,10 +146,8 @@ fn what_only_makes_and_removes_files_is_promised_nothing() {
 
 #[test]
 fn a_file_with_several_names_may_change_unseen() {
-    let folder = folder();
+    let (folder, mut client, mut listener) = shared();
     let at = |name: &str| folder.path().join(name);
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let mut listener = Listener::of(stream);
     asks(&mut client, ROOT, &["a", "b"]);
     fs::hard_link(at("a"), at("d/link")).expect("linked");
     let d = client.lookup(ROOT, b"d").expect("there").node;
@@ -159,10 +160,8 @@ fn a_file_with_several_names_may_change_unseen() {
 
 #[test]
 fn a_file_that_is_open_is_withdrawn_though_no_name_leads_there() {
-    let folder = folder();
+    let (folder, mut client, mut listener) = shared();
     let at = |name: &str| folder.path().join(name);
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let mut listener = Listener::of(stream);
     let a = asks(&mut client, ROOT, &["a", "b"])[0].node;
     client.open(a, 0).expect("opened");
     assert_eq!(client.attributes(a).expect("there").valid.1, LEASE);
@@ -178,8 +177,7 @@ fn without_a_listener_the_guest_asks() {
     for _ in 0..10 {
         assert_eq!(client.lookup(ROOT, b"a").expect("there").valid, (0, 0));
     }
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let listener = Listener::of(stream);
+    let (_folder, mut client, listener) = shared();
     asks(&mut client, ROOT, &["a", "b"]);
     drop(listener);
     let start = Instant::now();
@@ -190,10 +188,8 @@ fn without_a_listener_the_guest_asks() {
 
 #[test]
 fn a_guest_that_forgets_is_told_nothing() {
-    let folder = folder();
+    let (folder, mut client, mut listener) = shared();
     let at = |name: &str| folder.path().join(name);
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let mut listener = Listener::of(stream);
     let d = client.lookup(ROOT, b"d").expect("there").node;
     let inner = asks(&mut client, d, &["x", "y"]);
     inner.iter().for_each(|found| client.forget(found.node, 1000));
@@ -205,11 +201,9 @@ fn a_guest_that_forgets_is_told_nothing() {
 /// More changes at once than the host keeps: all that the guest relies on is withdrawn.
 #[test]
 fn changes_that_the_host_has_lost_count_of_are_withdrawn() {
-    let folder = folder();
     let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("a number");
     let limit: usize = limit.trim().parse().expect("a number");
-    let (mut client, stream) = Client::with_listener(folder.path());
-    let mut listener = Listener::of(stream);
+    let (folder, mut client, mut listener) = shared();
     let found = asks(&mut client, ROOT, &["a", "b", "d"]);
     asks(&mut client, found[2].node, &["x", "y"]);
     // The thread that reads them waits until these have been seen to.
@@ -295,34 +289,24 @@ impl Cache {
     }
 }
 
-/// Numbers by chance, the same each time (a linear congruential generator).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % end
-    }
-
-    fn path(&mut self) -> String {
-        let name = ["a", "b", "c"][self.below(3)];
-        match self.below(3) {
-            0 => name.to_owned(),
-            _ => format!("{}/{name}", ["d", "e"][self.below(2)]),
-        }
+fn any_path(chance: &mut Rng) -> String {
+    let name = ["a", "b", "c"][chance.usize(..3)];
+    match chance.usize(..3) {
+        0 => name.to_owned(),
+        _ => format!("{}/{name}", ["d", "e"][chance.usize(..2)]),
     }
 }
 
 /// The host changes something by chance. What is not there cannot be changed.
-fn host_changes(root: &Path, chance: &mut Chance) {
+fn host_changes(root: &Path, chance: &mut Rng) {
     let at = |path: String| -> PathBuf { root.join(path) };
-    let (one, other) = (at(chance.path()), at(chance.path()));
-    let _ = match chance.below(8) {
-        0 | 1 => fs::write(one, vec![b'x'; chance.below(100)]),
+    let (one, other) = (at(any_path(chance)), at(any_path(chance)));
+    let _ = match chance.usize(..8) {
+        0 | 1 => fs::write(one, vec![b'x'; chance.usize(..100)]),
         2 => fs::remove_file(one),
         3 => fs::rename(one, other),
         4 => fs::hard_link(one, other),
-        5 => fs::set_permissions(one, fs::Permissions::from_mode(0o600 + chance.below(8) as u32)),
+        5 => fs::set_permissions(one, fs::Permissions::from_mode(0o600 + chance.usize(..8) as u32)),
         6 => fs::rename(at("d".to_owned()), at("e".to_owned()))
             .and_then(|()| fs::create_dir(at("d".to_owned()))),
         _ => fs::write(&one, "new").and_then(|()| fs::rename(one, other)),
@@ -330,12 +314,12 @@ fn host_changes(root: &Path, chance: &mut Chance) {
 }
 
 /// The guest changes something by chance, and its kernel remembers that as Linux does.
-fn guest_changes(client: &mut Client, cache: &mut Cache, chance: &mut Chance) {
-    let path = chance.path();
+fn guest_changes(client: &mut Client, cache: &mut Cache, chance: &mut Rng) {
+    let path = any_path(chance);
     let (folder, name) = path.rsplit_once('/').unwrap_or((".", &path));
     let Some(folder) = cache.node(client, folder) else { return };
     let touched = |cache: &mut Cache| cache.attributes.remove(&folder);
-    match chance.below(5) {
+    match chance.usize(..5) {
         0 => {
             if let Ok((found, handle)) = client.create(folder, name.as_bytes()) {
                 client.write(found.node, handle, 0, b"guest").expect("written");
@@ -369,15 +353,14 @@ fn guest_changes(client: &mut Client, cache: &mut Cache, chance: &mut Chance) {
 #[test]
 fn whatever_is_changed_the_guest_relies_on_nothing_that_is_not_so() {
     for seed in 1..=4 {
-        let folder = folder();
+        let (folder, mut client, mut listener) = shared();
         fs::create_dir(folder.path().join("e")).expect("made");
-        let (mut client, stream) = Client::with_listener(folder.path());
-        let (mut listener, mut cache) = (Listener::of(stream), Cache::default());
-        let mut chance = Chance(seed);
+        let mut cache = Cache::default();
+        let mut chance = Rng::with_seed(seed);
         let mut relied_on = 0;
         for step in 0..25 {
             for _ in 0..12 {
-                match chance.below(3) {
+                match chance.usize(..3) {
                     0 => host_changes(folder.path(), &mut chance),
                     _ => guest_changes(&mut client, &mut cache, &mut chance),
                 }

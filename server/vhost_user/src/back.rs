@@ -467,7 +467,8 @@ impl DeviceServer {
         self.hush(index);
     }
 
-    /// Lets a vCPU go on that waits for answers which its driver is not told of: it has not seen to earlier ones yet.
+    /// Lets a vCPU go on that waits for an answer, if all requests are answered. The driver may want no interrupt for them: it has not seen to
+    /// earlier answers yet.
     fn hush(&self, index: usize) {
         let is_done = self.rings.get(index).is_some_and(|ring| !ring.has_more());
         self.words.iter().filter(|_| is_done).for_each(|words| words.hush(index));

@@ -61,7 +61,7 @@ pub(crate) enum Waiting {
 pub(crate) enum Reply {
     /// There is an answer, of which the driver is to be told.
     Answer,
-    /// Everything has been answered, and the driver wants to hear no more of it for now.
+    /// All requests of the queue are answered, and the driver wants no interrupt for that.
     Silence,
     /// There is no answer yet.
     Nothing,
@@ -227,7 +227,7 @@ impl Words {
         }
     }
 
-    /// Lets a vCPU that waits go on: everything has been answered, and its driver is not to be told.
+    /// Lets a vCPU that waits for an answer go on: all requests of the queue are answered, and the driver wants no interrupt for that.
     pub(crate) fn hush(&self, index: usize) {
         let Some(word) = self.queue(index) else { return };
         let next = |said| matches!(said, LOOKING | ASLEEP).then_some(SILENT);

@@ -1,4 +1,4 @@
-//! What the host changes in a folder of `ring3 exec` is seen soon, though the guest does not ask for it.
+//! A guest of `ring3 exec` sees soon what the host changes in the current folder, without asking for it again and again.
 
 use std::{
     fmt::Write as _,
@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use guests::ring3;
 use tempfile::TempDir;
 
@@ -174,31 +175,21 @@ fn a_change_of_the_hosts_is_seen_soon_and_nobody_asks_for_it() -> Result<()> {
     Ok(())
 }
 
-/// Numbers by chance, the same each time (a linear congruential generator).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % end
-    }
-
-    fn path(&mut self, folder: &Path) -> PathBuf {
-        let inner = [".", "p", "q", "p/r"][self.below(4)];
-        folder.join(inner).join(["a", "b", "c", "d"][self.below(4)])
-    }
+fn any_path(folder: &Path, chance: &mut Rng) -> PathBuf {
+    let inner = [".", "p", "q", "p/r"][chance.usize(..4)];
+    folder.join(inner).join(["a", "b", "c", "d"][chance.usize(..4)])
 }
 
 /// The host changes something by chance. What is not there cannot be changed.
-fn host_changes(folder: &Path, chance: &mut Chance) {
-    let (one, other) = (chance.path(folder), chance.path(folder));
-    let content = vec![b'h'; chance.below(5000)];
-    let _ = match chance.below(8) {
+fn host_changes(folder: &Path, chance: &mut Rng) {
+    let (one, other) = (any_path(folder, chance), any_path(folder, chance));
+    let content = vec![b'h'; chance.usize(..5000)];
+    let _ = match chance.usize(..8) {
         0 | 1 => fs::write(one, content),
         2 => fs::remove_file(one),
         3 => fs::rename(one, other),
         4 => fs::hard_link(one, other),
-        5 => fs::set_permissions(one, Permissions::from_mode(0o600 + chance.below(64) as u32)),
+        5 => fs::set_permissions(one, Permissions::from_mode(0o600 + chance.usize(..64) as u32)),
         6 => fs::rename(folder.join("moved"), folder.join("p/back")),
         _ => {
             let new = one.with_extension("h");
@@ -242,7 +233,7 @@ fn guest_and_host_change_a_folder_and_see_the_same() -> Result<()> {
         fs::create_dir(folder.path().join("q"))?;
         let (mut child, mut said) = exec(kernel, folder.path(), CHANGES)?;
         let mut orders = child.stdin.take().context("no standard input")?;
-        let mut chance = Chance(1);
+        let mut chance = Rng::with_seed(1);
         for round in 0..8 {
             orders.write_all(b"change\n")?;
             for _ in 0..300 {

@@ -53,8 +53,8 @@ impl Code {
         self.versions.move_away(&mut self.memory, (gva, offset), alone, near)
     }
 
-    /// The block at an HVA fits the GVA where it is to run: it is of one page, or its second page is the one that these page tables have
-    /// behind the first. A block that does not fit is dropped.
+    /// Whether a block of user code (its GVA and HVA) has the right second page, or none: the page that these page tables have behind its first
+    /// one. A block with another second page is dropped.
     pub(super) fn is_whole(&mut self, ram: &Ram, roots: Roots, (gva, host): (u64, u64)) -> bool {
         let Some(source) = self.cache.source(host).filter(|_| self.layout.level == Level::User)
         else {

@@ -26,8 +26,8 @@ impl Emitter<'_> {
         self.body = self.asm.len() as u32;
     }
 
-    /// Lets in a computed jump if [`WORD`] is zero, and restores the registers of the guest. Bytes before this belong to no guest
-    /// instruction: the jump has not ended there.
+    /// Emits the end of a check: a computed jump is let in if [`WORD`] is zero, and gets the guest's registers back. The jump ends only here,
+    /// so the bytes before this belong to no guest instruction.
     pub(super) fn let_in(&mut self) {
         let meant = self.asm.jrcxz();
         self.asm.jmp(self.stubs.astray);

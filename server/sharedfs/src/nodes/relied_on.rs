@@ -1,15 +1,22 @@
-//! What the guest relies on of a file until it is told otherwise, and how it is told of the file: by the way there that it knows.
+//! Leases on files, and the paths by which the guest is told of changes.
 
 use std::{ffi::CStr, iter};
 
-use super::{Nodes, ROOT};
+use super::{Node, Nodes, ROOT};
 use crate::leases::OwnedPlace;
 
-/// So often the guest asks for files in a folder before the host is to tell of changes there: that makes each change of the guest's own
-/// dearer.
+/// How often the guest asks for files in a folder before we watch that folder. A watch makes each change by the guest dearer, and pays only where
+/// the guest reads.
 const QUESTIONS: u32 = 2;
-/// Bytes of a path at the most: longer ones the guest's programs cannot name at once.
+/// Bytes of a path at the most. The guest's agent cannot name a longer one in one call.
 const LONGEST: usize = 3800;
+
+impl Node {
+    /// The folder that it is in, and its name there.
+    fn place(&self) -> OwnedPlace {
+        (self.parent, self.name.clone().into_c_string())
+    }
+}
 
 impl Nodes {
     /// The guest asks for a file in a folder.
@@ -24,43 +31,37 @@ impl Nodes {
         self.nodes.get(&folder).is_some_and(|node| node.questions >= QUESTIONS)
     }
 
-    /// Where a file is that the guest relies on, which it does no more.
+    /// Ends the lease on a file. Returns where the file was, if there was a lease.
     pub(super) fn take_lease(&mut self, id: u64) -> Option<OwnedPlace> {
-        let place = self.leased_place(id);
-        self.nodes.get_mut(&id).into_iter().for_each(|node| node.lease = None);
-        place
+        let node = self.nodes.get_mut(&id)?;
+        node.lease.take().map(|_| node.place())
     }
 
-    /// The guest may rely on what it is told of a file until it is told otherwise. That has this version.
+    /// The guest gets a lease on a file. `version`: of the attributes that it is told.
     pub(crate) fn lease(&mut self, id: u64, version: u64) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.lease = Some(version);
         }
     }
 
-    /// The version of what the guest relies on of a file, if that is known by this name.
+    /// The version of a file that the guest has a lease on, if the file is known by this name.
     pub(crate) fn leased(&self, id: u64, parent: u64, name: &CStr) -> Option<u64> {
         let node = self.nodes.get(&id).filter(|_| self.is_at(id, parent, name))?;
         node.lease
     }
 
-    /// Where a file is.
+    /// The folder that a file is in, and its name there.
     pub(crate) fn place(&self, id: u64) -> Option<OwnedPlace> {
-        let node = self.nodes.get(&id)?;
-        Some((node.parent, node.name.clone().into_c_string()))
+        self.nodes.get(&id).map(Node::place)
     }
 
-    /// Where a file is, if the guest relies on something of it until it is told otherwise.
-    fn leased_place(&self, id: u64) -> Option<OwnedPlace> {
-        self.place(id).filter(|_| self.nodes.get(&id).is_some_and(|node| node.lease.is_some()))
-    }
-
-    /// All places that the guest relies on.
+    /// The places of all files that the guest has a lease on.
     pub(crate) fn leased_places(&self) -> Vec<OwnedPlace> {
-        self.nodes.keys().filter_map(|id| self.leased_place(*id)).collect()
+        self.nodes.values().filter(|node| node.lease.is_some()).map(Node::place).collect()
     }
 
-    /// The way from the shared folder to a folder and a name in it. It has no end if the host has moved folders into one another in turns.
+    /// The path of a name in a folder, from the shared folder on. `None` if the path is too long, as it is without end where the host has moved
+    /// folders into one another in turns.
     pub(crate) fn path(&self, folder: u64, name: &CStr) -> Option<Vec<u8>> {
         let (mut names, mut at, mut len) = (vec![name.to_bytes()], folder, 0);
         while at != ROOT {

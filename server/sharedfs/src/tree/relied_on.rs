@@ -1,4 +1,4 @@
-//! What the guest may rely on, and what it is told once that is not so any more.
+//! Leases: which the guest gets, and which changes of the host's end them.
 
 use std::{ffi::CStr, os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -11,7 +11,6 @@ use super::{EntryPlace, Tree, version};
 use crate::{
     identity::{FileIdentity, look, look_at},
     leases::{LEASE, distinct},
-    nodes::ROOT,
 };
 
 /// Where our descriptors have names.
@@ -25,36 +24,34 @@ impl Tree {
         }
     }
 
-    /// Whether the host tells of changes where a file is. One that the guest has open may have been moved elsewhere.
+    /// Whether a file still has the name that we know it by, in a folder in which the host tells us of changes. The host may have moved a
+    /// file that the guest has open.
     pub(super) fn is_in_place(&mut self, node: u64) -> bool {
-        let Some((folder, name)) = self.nodes.place(node).filter(|_| node != ROOT) else {
-            return node == ROOT;
-        };
-        if !self.leases.covers(folder) {
+        if !self.leases.covers(self.nodes.parent(node)) {
             return false;
         }
+        let Some((folder, name)) = self.nodes.place(node) else { return false };
         let found = self.fd(folder).and_then(|fd| look(&fd, &name));
         let found = found.map(|status| FileIdentity::of(&status));
         found.is_ok() && found == self.nodes.identity(node)
     }
 
-    /// How long the guest may rely on a file's attributes. A folder's change with what is in it, too.
-    pub(crate) fn attributes_held(&mut self, node: u64, status: &Statx) -> Duration {
+    /// How long the guest may rely on the name of a file, and on its attributes. Notes the lease, if that is one.
+    pub(super) fn held(&mut self, node: u64, status: &Statx) -> (Duration, Duration) {
+        let held = self.trust.held;
         let is_folder = FileIdentity::of(status).is_folder();
-        let is_sure = if is_folder { self.leases.covers(node) } else { status.stx_nlink == 1 };
-        if is_sure && (node == ROOT || self.leases.covers(self.nodes.parent(node))) {
-            return self.lease(node, status);
+        // A file with several names can be changed by a name in a folder that nobody watches.
+        let is_sure = is_folder || status.stx_nlink == 1;
+        if !is_sure || !self.leases.covers(self.nodes.parent(node)) {
+            return (held, held);
         }
-        self.trust.held
-    }
-
-    /// The guest may rely on what it is told of a file; says for how long.
-    pub(super) fn lease(&mut self, node: u64, status: &Statx) -> Duration {
         self.nodes.lease(node, version(status));
-        LEASE
+        // The times of a folder change with what is in it.
+        let covers_attributes = !is_folder || self.leases.covers(node);
+        (LEASE, if covers_attributes { LEASE } else { held })
     }
 
-    /// A descriptor of a folder in which the host is to tell of changes from now on, if somebody listens.
+    /// A descriptor of a folder. If the guest asks for files there and somebody listens, the host is to tell of changes there from now on.
     pub(super) fn watched(&mut self, folder: u64) -> Result<Arc<OwnedFd>, Errno> {
         let fd = self.fd(folder)?;
         let nodes = &self.nodes;
@@ -70,7 +67,7 @@ impl Tree {
         Ok(fd)
     }
 
-    /// The guest has changed entries in this way itself.
+    /// The guest has just changed these entries itself. Forgets what the host tells of that, by the kinds of change in `how`.
     pub(super) fn take_own(&mut self, how: ReadFlags, places: &[EntryPlace<'_>]) {
         if !places.iter().any(|place| self.leases.covers(place.folder)) {
             return;
@@ -81,7 +78,7 @@ impl Tree {
         self.leases.take_own(how, is_own);
     }
 
-    /// The guest has changed a file in this way itself.
+    /// The guest has just changed a file itself. Forgets what the host tells of that, by the kinds of change in `how`.
     pub(crate) fn take_own_of(&mut self, node: u64, how: ReadFlags) {
         let nodes = &self.nodes;
         if !(self.leases.covers(nodes.parent(node)) || self.leases.covers(node)) {
@@ -90,14 +87,14 @@ impl Tree {
         self.leases.take_own(how, |folder, name| nodes.is_at(node, folder, name));
     }
 
-    /// The guest has forgotten a file so many times.
+    /// The guest forgets `count` look-ups of a file. Folders that it no longer knows are watched no longer.
     pub(crate) fn forget(&mut self, node: u64, count: u64) {
         self.nodes.forget(node, count);
         self.leases.forget(self.nodes.take_forgotten());
     }
 
-    /// What the host has changed and the guest may rely on, `most` changes at once, and whether there are more: paths, and as `/` with a
-    /// number the nodes of files that the guest has open.
+    /// What to tell the guest of next: at most `most` changes of the host's, and whether there are more. Each is a path, or `/` and the number
+    /// of a node that the guest has open.
     pub(crate) fn take_changes(&mut self, most: usize) -> (Vec<Vec<u8>>, bool) {
         self.leases.look();
         if self.leases.take_all() | self.nodes.take_strayed() {
@@ -107,7 +104,7 @@ impl Tree {
         let (changes, has_more) = self.leases.take(most, |folder| nodes.depth(folder));
         let mut paths = Vec::new();
         for ((folder, name), is_entry) in changes {
-            if is_entry || self.is_relied_on(folder, &name) {
+            if is_entry || self.is_outdated(folder, &name) {
                 paths.extend(self.nodes.path(folder, &name));
             }
             if is_entry {
@@ -121,17 +118,14 @@ impl Tree {
         (distinct(paths), has_more)
     }
 
-    /// Whether the guest relies on something of a file that is not so any more.
-    fn is_relied_on(&mut self, folder: u64, name: &CStr) -> bool {
+    /// Whether the guest has a lease on what a name stands for, and was told something else than is so now.
+    fn is_outdated(&mut self, folder: u64, name: &CStr) -> bool {
         let status = self.fd(folder).and_then(|fd| match name.is_empty() {
             true => look_at(&fd),
             false => look(&fd, name),
         });
         let Ok(status) = status else { return true };
-        let node = match name.is_empty() {
-            true => Some(folder),
-            false => self.nodes.same(FileIdentity::of(&status)),
-        };
+        let node = self.nodes.same(FileIdentity::of(&status));
         let told = node.and_then(|node| self.nodes.leased(node, folder, name));
         told.is_some_and(|told| told == 0 || told != version(&status))
     }

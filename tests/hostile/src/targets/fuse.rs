@@ -45,7 +45,7 @@ impl Drop for Shared {
     }
 }
 
-/// Says that it listens, and that it has seen to whatever it is told.
+/// Plays the listener in the guest: says that it listens, and acknowledges each list of changes.
 fn listen(mut stream: &UnixStream) -> io::Result<()> {
     stream.write_all(&[0])?;
     let (mut byte, mut is_empty) = ([0], false);
