@@ -262,6 +262,8 @@ mod tests {
     const EROFS: i32 = 30;
     const ENOSYS: i32 = 38;
     const IOCTL: u32 = 39;
+    const SYNCFS: u32 = 50;
+    const STATX: u32 = 52;
     const LOOKUP: u32 = 1;
     const INIT: u32 = 26;
     const MKDIR: u32 = 9;
@@ -369,7 +371,9 @@ mod tests {
         mkdir.extend(b"new\0");
         assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, -EROFS);
         assert!(!directory.path().join("shared/new").exists());
-        assert_eq!(ask(&mut server, &request(IOCTL, ROOT, &[0; 32])).0, -ENOSYS);
+        for not_known in [IOCTL, SYNCFS, STATX, u32::MAX] {
+            assert_eq!(ask(&mut server, &request(not_known, ROOT, &[0; 32])).0, -ENOSYS);
+        }
         assert_eq!(ask(&mut server, &request(LOOKUP, ROOT, b"file\0")).0, 0);
         let (directory, mut server) = served(false);
         assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, 0);

@@ -32,6 +32,25 @@ const READING: [Opcode; 20] = [
     Opcode::Lseek,
 ];
 
+const CHANGING: [Opcode; 16] = [
+    Opcode::Setattr,
+    Opcode::Symlink,
+    Opcode::Mknod,
+    Opcode::Mkdir,
+    Opcode::Unlink,
+    Opcode::Rmdir,
+    Opcode::Rename,
+    Opcode::Link,
+    Opcode::Open,
+    Opcode::Write,
+    Opcode::Setxattr,
+    Opcode::Removexattr,
+    Opcode::Create,
+    Opcode::Fallocate,
+    Opcode::Rename2,
+    Opcode::CopyFileRange,
+];
+
 /// Whether a request only reads.
 pub(crate) fn may_pass(request: &[u8]) -> bool {
     let opcode = word(request, 4);
@@ -41,12 +60,12 @@ pub(crate) fn may_pass(request: &[u8]) -> bool {
     }
 }
 
-/// How a request that may not pass is answered. Whoever asks a file for what this server has not,
-/// such as its inode flags, must not be told that the question would change it.
+/// How a request that may not pass is answered. Whoever asks for what this server has not, such as a file's inode flags,
+/// must not be told that the question would change it. Linux asks newer questions first (STATX since 6.6), and an older one
+/// once it is told that the server knows no such question.
 pub(crate) fn error_of(request: &[u8]) -> i32 {
-    const NOT_CHANGING: [Opcode; 3] = [Opcode::Ioctl, Opcode::Getlk, Opcode::Bmap];
     let opcode = word(request, 4);
-    if NOT_CHANGING.iter().any(|&other| other as u32 == opcode) { ENOSYS } else { EROFS }
+    if CHANGING.iter().any(|&changing| changing as u32 == opcode) { EROFS } else { ENOSYS }
 }
 
 /// All ones beyond the end: no opcode, and flags that write.
