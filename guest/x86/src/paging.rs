@@ -23,6 +23,9 @@ pub const D: u64 = 1 << 6;
 pub const PS: u64 = 1 << 7;
 /// Global.
 pub const G: u64 = 1 << 8;
+/// Where Linux keeps [`D`] of a page that may not be written any more (64-bit, since 6.6; `_PAGE_SAVED_DIRTY`): with shadow
+/// stacks [`D`] without [`RW`] means something else. CPUs ignore the bit, except in PAE's entries, where nobody can set it.
+pub const SAVED_DIRTY: u64 = 1 << 58;
 /// No execute.
 pub const NX: u64 = 1 << 63;
 /// Physical address width of the CPU model, in bits; higher address bits are reserved.
@@ -93,6 +96,9 @@ pub struct Translation {
     pub global: bool,
     /// The leaf's dirty bit is set.
     pub dirty: bool,
+    /// The page seems to have been written: its dirty bit is set, or what Linux keeps of it. Other systems may use the latter
+    /// bit as they like.
+    pub seems_written: bool,
 }
 
 /// RFLAGS.AC lets an explicit supervisor access through SMAP.
@@ -141,6 +147,7 @@ const fn identity(gva: u64) -> Translation {
         executable: true,
         global: false,
         dirty: true,
+        seems_written: true,
     }
 }
 
@@ -308,6 +315,7 @@ impl Descent {
             executable: self.rights.executable,
             global: self.entry & G != 0 && roots.cr4 & cr4::PGE != 0,
             dirty: self.entry & D != 0,
+            seems_written: self.entry & (D | SAVED_DIRTY) != 0,
         }
     }
 }
@@ -412,6 +420,7 @@ fn walk_legacy<M: WalkMemory>(
         executable: true,
         global: u64::from(entry) & G != 0 && roots.cr4 & cr4::PGE != 0,
         dirty: u64::from(wanted) & D != 0,
+        seems_written: u64::from(wanted) & D != 0,
     }))
 }
 

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
     thread,
 };
 
@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
 
 const TIMEOUT: &str = "400";
+const KERNELS: [&str; 3] = ["debian-12", "debian-13", "debian-sid"];
 const MEMORY: &str = "512M";
 
 fn exec(directory: &Path, script: &str) -> Result<Command> {
@@ -108,12 +109,29 @@ fn a_signal_reaches_the_command() -> Result<()> {
     Ok(())
 }
 
-/// Compiles a program and runs it in a guest; what it said.
+/// Compiles a program and runs it in a guest of each kernel; what it said, which has to be the same.
 fn compiled(name: &str, source: &str) -> Result<(Option<i32>, String)> {
-    compiled_as(name, source, &format!("./{name}"), MEMORY)
+    let directory = TempDir::new()?;
+    compile(directory.path(), name, source, "-O1")?;
+    let said = KERNELS.map(|kernel| {
+        let options = ["--kernel", kernel, "--memory", MEMORY];
+        let mut guest = exec_with(&options, directory.path(), &format!("./{name}"))?;
+        said_by(guest.stdin(Stdio::null()).output()?)
+    });
+    let [first, others @ ..] = said;
+    let first = first?;
+    for (kernel, said) in KERNELS.into_iter().skip(1).zip(others) {
+        let said = said?;
+        ensure!(said == first, "{kernel}: {said:?}, {}: {first:?}", KERNELS[0]);
+    }
+    Ok(first)
 }
 
-/// The same, with so much memory and by this command.
+fn said_by(output: Output) -> Result<(Option<i32>, String)> {
+    Ok((output.status.code(), String::from_utf8(output.stdout)?))
+}
+
+/// The same in a guest of the usual kernel, with so much memory and by this command.
 fn compiled_as(
     name: &str,
     source: &str,
@@ -123,8 +141,7 @@ fn compiled_as(
     let directory = TempDir::new()?;
     compile(directory.path(), name, source, "-O1")?;
     let mut guest = exec_in(memory, directory.path(), command)?;
-    let output = guest.stdin(Stdio::null()).output()?;
-    Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    said_by(guest.stdin(Stdio::null()).output()?)
 }
 
 /// Each interrupt comes once: one that is lost is the last one, since the timer is set anew by its handler.
@@ -304,7 +321,7 @@ fn files_of_the_root_are_what_the_host_says_they_are() -> Result<()> {
          stat $file > /dev/null && stat -c '%n %s %Y %a %u %F' $file || exit; done; \
          sync -f /etc/passwd && flock -s /etc/passwd true 2>&1";
     let asked = Command::new("sh").args(["-c", QUESTIONS]).output()?;
-    for kernel in ["debian-12", "debian-13", "debian-sid"] {
+    for kernel in KERNELS {
         let guest = exec_with(&["--kernel", kernel], Path::new("/"), QUESTIONS)?.output()?;
         ensure!(guest == asked, "{kernel}: {guest:?}, the host: {asked:?}");
     }

@@ -236,7 +236,8 @@ fn allowed(ram: &Ram, roots: Roots, place: Place, access: Access) -> Option<Tran
 }
 
 fn code_page(place: Place, found: &Translation, offset: u64) -> CodePage {
-    CodePage { hva: place.hva & !(PAGE - 1), offset, written: found.writable || found.dirty }
+    let written = found.writable || found.seems_written;
+    CodePage { hva: place.hva & !(PAGE - 1), offset, written }
 }
 
 /// The pages around that of a GVA.

@@ -89,6 +89,16 @@ fn what_has_not_been_used_is_found_if_asked_for() {
     assert!(look(&mut tables, P).is_some_and(|page| page.user && !page.writable && !page.dirty));
 }
 
+#[test]
+fn a_page_that_linux_has_protected_since_it_was_written_seems_so() {
+    let seems = |bits: u64| {
+        let page = look(&mut Tables::new([USED | US, USED | US, USED | US, USED | bits]), USED);
+        page.map(|page| (page.dirty, page.seems_written))
+    };
+    let expected = [(0, (false, false)), (D, (true, true)), (SAVED_DIRTY, (false, true))];
+    assert_eq!(expected.map(|(bits, _)| seems(bits)), expected.map(|(_, seen)| Some(seen)));
+}
+
 /// `look` rejects an entry with a reserved bit set, on which a CPU would fault.
 #[test]
 fn an_entry_with_a_reserved_bit_leads_nowhere() {
