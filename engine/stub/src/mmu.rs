@@ -411,9 +411,7 @@ fn make(cx: &mut Context<'_>, new: New) -> bool {
     let New { hva, len, offset, shown, rights, owner, piece } = new;
     let copied = shown != offset;
     let kernel = matches!(owner, Owner::Kernel);
-    // Of the kernel's large pages most is not used, nor has the host memory for it.
-    let populate =
-        if kernel && (len >= LARGE || cx.shared.setup.key != 0) { 0 } else { MAP_POPULATE };
+    let populate = if is_filled_at_once(cx, len, kernel) { MAP_POPULATE } else { 0 };
     if !may_make(cx, hva, kernel) {
         return false;
     }
@@ -435,6 +433,16 @@ fn make(cx: &mut Context<'_>, new: New) -> bool {
         hint_at(cx, page, Hint { page: page | rights, offset: shown + (page - hva) });
     }
     true
+}
+
+/// The host is to fill in all pages of a mapping as it is made, and not when they are touched. It touches one after the other
+/// then, and fills in sixteen for each fault: so that is good for what is used at once, a single page or the kernel's. Of a
+/// program's longer runs a part is used. Of the kernel's large pages most is not, nor has the host memory for it.
+fn is_filled_at_once(cx: &Context<'_>, len: u64, kernel: bool) -> bool {
+    match kernel {
+        true => len < LARGE && cx.shared.setup.key == 0,
+        false => len == PAGE,
+    }
 }
 
 /// Maps memory without content in place of an empty page, and notes it for the monitor.
