@@ -116,15 +116,16 @@ fn command(request: &AgentRequest, terminal: bool) -> Result<Command, Failure> {
         }
     }
     let (user, groups) = (request.user, request.groups.clone());
-    let (umask, ignored) = (request.umask, request.ignored);
+    let (umask, ignored, limits) = (request.umask, request.ignored, request.limits.clone());
     let closed = request.streams.iter().filter(|stream| stream.opened.is_none());
     let closed: Vec<_> = closed.map(|stream| i32::from(stream.number)).collect();
     let prepare = move || {
+        sys::limit(&limits);
         sys::become_user(user, &groups, terminal)?;
         sys::inherit(umask, ignored, &closed);
         Ok(())
     };
-    // SAFETY: `become_user` and `inherit` neither allocate nor lock.
+    // SAFETY: `limit`, `become_user` and `inherit` neither allocate nor lock.
     unsafe { command.pre_exec(prepare) };
     Ok(command)
 }

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use crate::protocol::Limit;
+
 pub const MS_RDONLY: c_ulong = 1;
 const MS_REMOUNT: c_ulong = 32;
 const MS_BIND: c_ulong = 4096;
@@ -59,6 +61,7 @@ unsafe extern "C" {
     fn sethostname(name: *const c_char, len: usize) -> c_int;
     fn sync();
     fn umask(mask: u32) -> u32;
+    fn setrlimit(resource: c_int, limit: *const [u64; 2]) -> c_int;
     fn close(fd: c_int) -> c_int;
     fn signal(number: c_int, handler: usize) -> usize;
     fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int;
@@ -276,6 +279,15 @@ pub fn become_user(user: u32, groups: &[u32], terminal: bool) -> io::Result<()> 
         check(setuid(user))?;
     }
     Ok(())
+}
+
+/// There, too, as long as the process is root's: gives it limits. What the kernel refuses stays as it is.
+pub fn limit(limits: &[Limit]) {
+    for Limit { resource, current, maximum } in limits {
+        let limit = [*current, *maximum];
+        // SAFETY: a `struct rlimit` that outlives the call.
+        unsafe { setrlimit(*resource as c_int, &raw const limit) };
+    }
 }
 
 /// There, too: what a program has from whoever starts it. Streams `closed` are closed.

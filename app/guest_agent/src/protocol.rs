@@ -118,6 +118,30 @@ impl Stream {
     }
 }
 
+/// A limit that the command has (`setrlimit`). What is unlimited is all ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Linux's number of what is limited.
+    pub resource: u32,
+    /// The limit.
+    pub current: u64,
+    /// How far the command may raise it.
+    pub maximum: u64,
+}
+
+impl Limit {
+    fn encode(&self) -> String {
+        format!("{} {} {}", self.resource, self.current, self.maximum)
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let (resource, both) = text.split_once(' ')?;
+        let (current, maximum) = both.split_once(' ')?;
+        let (current, maximum) = (current.parse().ok()?, maximum.parse().ok()?);
+        Some(Self { resource: resource.parse().ok()?, current, maximum })
+    }
+}
+
 /// What the agent is to run, and in which surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentRequest {
@@ -143,6 +167,8 @@ pub struct AgentRequest {
     pub umask: u32,
     /// Signals it ignores from its start: signal N is bit N - 1.
     pub ignored: u64,
+    /// Its limits, where they are not the kernel's usual ones.
+    pub limits: Vec<Limit>,
     /// There is a network to be set up.
     pub network: bool,
     /// There are virtual CPUs that the kernel has left off.
@@ -177,6 +203,7 @@ impl AgentRequest {
         self.streams.iter().for_each(|stream| put("stream", stream.encode().as_bytes()));
         put("umask", self.umask.to_string().as_bytes());
         put("ignored", self.ignored.to_string().as_bytes());
+        self.limits.iter().for_each(|limit| put("limit", limit.encode().as_bytes()));
         if self.errors {
             put("errors", b"");
         }
@@ -219,6 +246,7 @@ impl AgentRequest {
             b"stream" => self.streams.push(Stream::decode(text.ok()?)?),
             b"umask" => self.umask = text.ok()?.parse().ok()?,
             b"ignored" => self.ignored = text.ok()?.parse().ok()?,
+            b"limit" => self.limits.push(Limit::decode(text.ok()?)?),
             b"errors" => self.errors = true,
             b"network" => self.network = true,
             b"cpus" => self.cpus = true,
@@ -250,6 +278,7 @@ mod tests {
             ],
             umask: 0o77,
             ignored: 1 << 63,
+            limits: vec![Limit { resource: 7, current: 1024, maximum: u64::MAX }],
             network: true,
             cpus: true,
             modules: b"/cache/lib/modules/6.1".to_vec(),
@@ -265,6 +294,7 @@ mod tests {
             b"user x\0",
             b"mount /x\0",
             b"stream 1 1\0",
+            b"limit 7 1024\0",
             b"huh 1\0",
         ] {
             assert_eq!(AgentRequest::decode(bytes), None);

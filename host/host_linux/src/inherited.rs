@@ -13,7 +13,26 @@ static UMASK: AtomicU32 = AtomicU32::new(0);
 /// Signals that were ignored: signal N is bit N - 1.
 static IGNORED: AtomicU64 = AtomicU64::new(0);
 
+/// Limits that concern a command, whoever runs it.
+const RESOURCES: [u32; 2] = [libc::RLIMIT_STACK, DESCRIPTORS];
+/// Linux's number of the limit of descriptors.
+pub const DESCRIPTORS: u32 = libc::RLIMIT_NOFILE;
+/// The limit of each of these, and how far it may be raised.
+static LIMITS: [[AtomicU64; 2]; 2] =
+    [const { [const { AtomicU64::new(libc::RLIM_INFINITY) }; 2] }; 2];
+
 const SIGNALS: i32 = 64;
+
+/// A limit of a process (`setrlimit`). What is unlimited is all ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceLimit {
+    /// Linux's number of what is limited.
+    pub resource: u32,
+    /// The limit.
+    pub current: u64,
+    /// How far it may be raised.
+    pub maximum: u64,
+}
 
 /// Runs before `main`.
 #[used]
@@ -36,6 +55,14 @@ extern "C" fn note() {
     let ignored = (1..=SIGNALS).filter(|number| is_ignored_now(*number));
     let ignored = ignored.fold(0, |all, number| all | 1 << (number - 1));
     IGNORED.store(ignored, Ordering::Relaxed);
+    for (resource, [current, maximum]) in RESOURCES.into_iter().zip(&LIMITS) {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a question, with room for the answer.
+        if unsafe { libc::getrlimit(resource, &raw mut limit) } == 0 {
+            current.store(limit.rlim_cur, Ordering::Relaxed);
+            maximum.store(limit.rlim_max, Ordering::Relaxed);
+        }
+    }
 }
 
 fn is_ignored_now(signal: i32) -> bool {
@@ -51,6 +78,16 @@ fn is_ignored_now(signal: i32) -> bool {
 pub fn ignore_file_size_signal() {
     // SAFETY: ignoring a signal runs nothing.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// The limits of the stack and of descriptors, before this program raised any of them.
+pub fn limits() -> Vec<ResourceLimit> {
+    let of = |(resource, [current, maximum]): (u32, &[AtomicU64; 2])| ResourceLimit {
+        resource,
+        current: current.load(Ordering::Relaxed),
+        maximum: maximum.load(Ordering::Relaxed),
+    };
+    RESOURCES.into_iter().zip(&LIMITS).map(of).collect()
 }
 
 /// Whether standard input (0), output (1) or error (2) was closed.

@@ -68,13 +68,17 @@ fn what_cannot_be_said_is_a_status_all_the_same() -> Result<()> {
 
 #[test]
 fn a_command_has_what_its_starter_left_it() -> Result<()> {
-    let script = "umask 27; trap '' HUP; EXEC sh -c 'umask; grep SigIgn: /proc/self/status'";
+    let script = "umask 27; trap '' HUP; ulimit -Sn 300; ulimit -Ss 2048
+        EXEC sh -c 'umask; grep SigIgn: /proc/self/status; ulimit -Sn; ulimit -Ss; ulimit -Hn'";
     // A test in the background has more signals ignored. SIGPIPE is std's doing, and the C library has those from 32 on.
     let status = fs::read_to_string("/proc/self/status")?;
     let own = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let own = u64::from_str_radix(own.context("no signals")?.trim(), 16)?;
     let expected = format!("SigIgn:\t{:016x}\n", own & 0x7fff_efff | 1);
-    ends(script, 0, &["0027\n", &expected])
+    let most = Command::new("sh").args(["-c", "ulimit -Hn"]).output()?.stdout;
+    // No guest's kernel knows more than a million.
+    let most = String::from_utf8(most)?.trim().parse().unwrap_or(u64::MAX).min(1 << 20);
+    ends(script, 0, &["0027\n", &expected, "\n300\n2048\n", &format!("\n{most}\n")])
 }
 
 /// A command under way.

@@ -10,8 +10,11 @@ use std::{
     thread,
 };
 
-use guest_agent::{AGENT, protocol, protocol::AgentRequest};
-use host_linux::{inherited, terminal, user};
+use guest_agent::{
+    AGENT, protocol,
+    protocol::{AgentRequest, Limit},
+};
+use host_linux::{inherited, inherited::ResourceLimit, terminal, user};
 use kernels::{cpio::CpioArchive, modules::Module};
 use sharedfs::{Folder, Keeping};
 use sockets::Sockets;
@@ -48,6 +51,8 @@ const PASSED: [&str; 10] =
 /// The agent starts the further virtual CPUs (`guest_agent/agent/cpus.rs`).
 const ONE_CPU: &str = "maxcpus=1";
 const DEFAULT_SHELL: &str = "/bin/sh";
+/// Linux lets no process have more (`fs.nr_open`, as it comes).
+const MOST_DESCRIPTORS: u64 = 1 << 20;
 
 /// What is to be run.
 #[derive(Clone, Copy)]
@@ -237,10 +242,18 @@ fn request(
         streams: streams.elsewhere().to_vec(),
         umask: inherited::umask(),
         ignored: inherited::ignored_signals(),
+        limits: inherited::limits().into_iter().map(limit).collect(),
         network: arguments.net.is_some(),
         cpus: starts_cpus(arguments.cpus, arguments.append.as_deref()),
         modules: Vec::new(), // `make` knows which kernel it is
     })
+}
+
+/// A limit that the command has as ring3 has got it, as far as the guest's kernel knows such limits.
+fn limit(given: ResourceLimit) -> Limit {
+    let ResourceLimit { resource, current, maximum } = given;
+    let most = if resource == inherited::DESCRIPTORS { MOST_DESCRIPTORS } else { u64::MAX };
+    Limit { resource, current: current.min(most), maximum: maximum.min(most) }
 }
 
 fn words(command: GuestCommand<'_>) -> Vec<Vec<u8>> {
