@@ -1,6 +1,6 @@
 //! What the guest's agent is told, and says.
 
-use guest_agent::protocol::{self, AgentRequest, MESSAGE};
+use guest_agent::protocol::{self, AgentRequest, Limit, MESSAGE};
 
 use fuzzer::Target;
 
@@ -15,6 +15,7 @@ fn seeds() -> Vec<Vec<u8>> {
         groups: vec![1000, 27],
         shares: vec![(b"tag".to_vec(), b"/path".to_vec())],
         terminal: Some((24, 80)),
+        limits: vec![Limit { resource: 7, current: 1024, maximum: u64::MAX }],
         network: true,
         ..AgentRequest::default()
     };
