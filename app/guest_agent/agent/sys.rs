@@ -281,7 +281,7 @@ pub fn become_user(user: u32, groups: &[u32], terminal: bool) -> io::Result<()> 
     Ok(())
 }
 
-/// There, too, as long as the process is root's: gives it limits. What the kernel refuses stays as it is.
+/// Gives a process resource limits, before [`become_user`]: only root may raise them. A limit that the kernel refuses stays as it was.
 pub fn limit(limits: &[Limit]) {
     for Limit { resource, current, maximum } in limits {
         let limit = [*current, *maximum];

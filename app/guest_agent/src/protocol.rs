@@ -118,7 +118,7 @@ impl Stream {
     }
 }
 
-/// A limit that the command has (`setrlimit`). What is unlimited is all ones.
+/// A resource limit of the command (`setrlimit`). All ones mean no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Linux's number of what is limited.
@@ -167,7 +167,7 @@ pub struct AgentRequest {
     pub umask: u32,
     /// Signals it ignores from its start: signal N is bit N - 1.
     pub ignored: u64,
-    /// Its limits, where they are not the kernel's usual ones.
+    /// Its resource limits. Those that are not named are the guest's kernel's.
     pub limits: Vec<Limit>,
     /// There is a network to be set up.
     pub network: bool,

@@ -435,9 +435,9 @@ fn make(cx: &mut Context<'_>, new: New) -> bool {
     true
 }
 
-/// The host is to fill in all pages of a mapping as it is made, and not when they are touched. It touches one after the other
-/// then, and fills in sixteen for each fault: so that is good for what is used at once, a single page or the kernel's. Of a
-/// program's longer runs a part is used. Of the kernel's large pages most is not, nor has the host memory for it.
+/// Whether the host is to fill in all pages of a mapping when the mapping is made. It goes from page to page then, so filling in costs more
+/// than faults do, each of which fills in sixteen pages. That pays where pages are used at once: for a single page, and for the kernel's.
+/// Programs use only a part of longer runs. Of the kernel's large pages most is not used, nor has the host memory for it.
 fn is_filled_at_once(cx: &Context<'_>, len: u64, kernel: bool) -> bool {
     match kernel {
         true => len < LARGE && cx.shared.setup.key == 0,

@@ -23,8 +23,8 @@ pub const D: u64 = 1 << 6;
 pub const PS: u64 = 1 << 7;
 /// Global.
 pub const G: u64 = 1 << 8;
-/// Where Linux keeps [`D`] of a page that may not be written any more (64-bit, since 6.6; `_PAGE_SAVED_DIRTY`): with shadow
-/// stacks [`D`] without [`RW`] means something else. CPUs ignore the bit, except in PAE's entries, where nobody can set it.
+/// Linux moves [`D`] here when it takes [`RW`] from a page (64-bit, since 6.6; `_PAGE_SAVED_DIRTY`), because [`D`] without [`RW`]
+/// means a shadow stack. CPUs ignore this bit. In PAE's entries it is reserved.
 pub const SAVED_DIRTY: u64 = 1 << 58;
 /// No execute.
 pub const NX: u64 = 1 << 63;
@@ -96,8 +96,8 @@ pub struct Translation {
     pub global: bool,
     /// The leaf's dirty bit is set.
     pub dirty: bool,
-    /// The page seems to have been written: its dirty bit is set, or what Linux keeps of it. Other systems may use the latter
-    /// bit as they like.
+    /// The leaf's dirty bit is set, or the bit in which Linux keeps that ([`SAVED_DIRTY`]). This is a hint: other systems may use
+    /// the second bit for something else.
     pub seems_written: bool,
 }
 

@@ -23,17 +23,6 @@ static LIMITS: [[AtomicU64; 2]; 2] =
 
 const SIGNALS: i32 = 64;
 
-/// A limit of a process (`setrlimit`). What is unlimited is all ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ResourceLimit {
-    /// Linux's number of what is limited.
-    pub resource: u32,
-    /// The limit.
-    pub current: u64,
-    /// How far it may be raised.
-    pub maximum: u64,
-}
-
 /// Runs before `main`.
 #[used]
 // SAFETY: the linker has what is in this section called once, before `main`, with arguments that a C function may leave alone;
@@ -80,14 +69,11 @@ pub fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// The limits of the stack and of descriptors, before this program raised any of them.
-pub fn limits() -> Vec<ResourceLimit> {
-    let of = |(resource, [current, maximum]): (u32, &[AtomicU64; 2])| ResourceLimit {
-        resource,
-        current: current.load(Ordering::Relaxed),
-        maximum: maximum.load(Ordering::Relaxed),
-    };
-    RESOURCES.into_iter().zip(&LIMITS).map(of).collect()
+/// The limits of the stack and of descriptors, before this program raised any of them: Linux's number of what is limited, the limit, and
+/// how far it may be raised (`getrlimit`). All ones mean no limit.
+pub fn limits() -> impl Iterator<Item = (u32, [u64; 2])> {
+    let both = |limit: &[AtomicU64; 2]| limit.each_ref().map(|part| part.load(Ordering::Relaxed));
+    RESOURCES.into_iter().zip(LIMITS.iter().map(both))
 }
 
 /// Whether standard input (0), output (1) or error (2) was closed.

@@ -53,7 +53,7 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    /// Somebody listens from now on. The `bell` is an event that is rung when a request has read changes from the watches.
+    /// Gives leases from now on, since somebody listens. `bell` is an event. A request that has read changes from the watches rings it.
     pub(crate) fn start(&mut self, watches: Watches, bell: Arc<OwnedFd>) {
         (self.watches, self.bell) = (Some(watches), Some(bell));
     }

@@ -56,16 +56,18 @@ pub(crate) fn may_pass(request: &[u8]) -> bool {
     let opcode = word(request, 4);
     match opcode {
         _ if opcode == Opcode::Open as u32 => word(request, IN_HEADER) & WRITING == 0,
-        _ => READING.iter().any(|&reading| reading as u32 == opcode),
+        _ => is_one_of(&READING, opcode),
     }
 }
 
-/// How a request that may not pass is answered. Whoever asks for what this server has not, such as a file's inode flags,
-/// must not be told that the question would change it. Linux asks newer questions first (STATX since 6.6), and an older one
-/// once it is told that the server knows no such question.
+/// The error for a request that may not pass. A question that this server does not know is "not implemented", and not a change: Linux
+/// asks newer questions first (STATX since 6.6), and asks an older one when the server does not know the new one.
 pub(crate) fn error_of(request: &[u8]) -> i32 {
-    let opcode = word(request, 4);
-    if CHANGING.iter().any(|&changing| changing as u32 == opcode) { EROFS } else { ENOSYS }
+    if is_one_of(&CHANGING, word(request, 4)) { EROFS } else { ENOSYS }
+}
+
+fn is_one_of(some: &[Opcode], opcode: u32) -> bool {
+    some.iter().any(|&one| one as u32 == opcode)
 }
 
 /// All ones beyond the end: no opcode, and flags that write.

@@ -35,8 +35,8 @@ const LOCAL: [u32; 8] = [
     0xca45_1a4e,
     0x2fc1_2fc1,
 ];
-/// Changes that the host is to tell us of: entries that come and go, content, attributes, and the end of writing. A program that writes to a file
-/// by a mapping shows only when it closes the file.
+/// Changes that the host is to tell us of: entries that come and go, content, attributes, and the end of writing. If a program writes to
+/// a file by a mapping, the host tells of that when the program closes the file.
 const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE)

@@ -20,4 +20,7 @@ pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
 pub use machine::Machine;
 pub use modules::modules;
 
+/// The kernels that what `ring3 exec` promises is tested with, by their names: Linux 6.1, 6.12 and the newest.
+pub const KERNELS: [&str; 3] = ["debian-12", "debian-13", "debian-sid"];
+
 host::choose!(host_linux::Linux);

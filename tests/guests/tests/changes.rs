@@ -1,4 +1,4 @@
-//! A guest of `ring3 exec` sees soon what the host changes in the current folder, without asking for it again and again.
+//! A guest of `ring3 exec` soon sees what the host changes in the current folder. Files that have not changed are not asked for again.
 
 use std::{
     fmt::Write as _,
@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use guests::ring3;
+use guests::{KERNELS, ring3};
 use tempfile::TempDir;
 
 const FILES: usize = 200;
@@ -128,7 +128,7 @@ fn questions(log: &str) -> u64 {
 
 #[test]
 fn a_change_of_the_hosts_is_seen_soon_and_nobody_asks_for_it() -> Result<()> {
-    for kernel in ["debian-12", "debian-13", "debian-sid"] {
+    for kernel in KERNELS {
         let folder = TempDir::new()?;
         fs::create_dir(folder.path().join("files"))?;
         for number in 0..FILES {
@@ -227,7 +227,7 @@ fn answer(said: &mut impl BufRead) -> Result<String> {
 
 #[test]
 fn guest_and_host_change_a_folder_and_see_the_same() -> Result<()> {
-    for kernel in ["debian-12", "debian-13", "debian-sid"] {
+    for kernel in KERNELS {
         let folder = TempDir::new()?;
         fs::create_dir_all(folder.path().join("p/r"))?;
         fs::create_dir(folder.path().join("q"))?;

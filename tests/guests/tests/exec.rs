@@ -5,26 +5,20 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     thread,
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{compile, counter, ring3};
+use guests::{KERNELS, compile, counter, ring3};
 use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
 
 const TIMEOUT: &str = "400";
-const KERNELS: [&str; 3] = ["debian-12", "debian-13", "debian-sid"];
 const MEMORY: &str = "512M";
 
 fn exec(directory: &Path, script: &str) -> Result<Command> {
-    exec_in(MEMORY, directory, script)
-}
-
-/// The same, with so much memory.
-fn exec_in(memory: &str, directory: &Path, script: &str) -> Result<Command> {
-    exec_with(&["--memory", memory], directory, script)
+    exec_with(&["--memory", MEMORY], directory, script)
 }
 
 /// The same, with these options.
@@ -113,35 +107,20 @@ fn a_signal_reaches_the_command() -> Result<()> {
 fn compiled(name: &str, source: &str) -> Result<(Option<i32>, String)> {
     let directory = TempDir::new()?;
     compile(directory.path(), name, source, "-O1")?;
-    let said = KERNELS.map(|kernel| {
-        let options = ["--kernel", kernel, "--memory", MEMORY];
-        let mut guest = exec_with(&options, directory.path(), &format!("./{name}"))?;
-        said_by(guest.stdin(Stdio::null()).output()?)
-    });
-    let [first, others @ ..] = said;
-    let first = first?;
-    for (kernel, said) in KERNELS.into_iter().skip(1).zip(others) {
-        let said = said?;
+    let command = format!("./{name}");
+    let run = |kernel| said(&["--kernel", kernel, "--memory", MEMORY], directory.path(), &command);
+    let first = run(KERNELS[0])?;
+    for kernel in &KERNELS[1..] {
+        let said = run(kernel)?;
         ensure!(said == first, "{kernel}: {said:?}, {}: {first:?}", KERNELS[0]);
     }
     Ok(first)
 }
 
-fn said_by(output: Output) -> Result<(Option<i32>, String)> {
+/// How a command ended in a guest with these options, and what it said.
+fn said(options: &[&str], directory: &Path, command: &str) -> Result<(Option<i32>, String)> {
+    let output = exec_with(options, directory, command)?.stdin(Stdio::null()).output()?;
     Ok((output.status.code(), String::from_utf8(output.stdout)?))
-}
-
-/// The same in a guest of the usual kernel, with so much memory and by this command.
-fn compiled_as(
-    name: &str,
-    source: &str,
-    command: &str,
-    memory: &str,
-) -> Result<(Option<i32>, String)> {
-    let directory = TempDir::new()?;
-    compile(directory.path(), name, source, "-O1")?;
-    let mut guest = exec_in(memory, directory.path(), command)?;
-    said_by(guest.stdin(Stdio::null()).output()?)
 }
 
 /// Each interrupt comes once: one that is lost is the last one, since the timer is set anew by its handler.
@@ -174,7 +153,9 @@ fn low_memory_is_the_programs() -> Result<()> {
 fn memory_anywhere_is_the_programs() -> Result<()> {
     // On one vCPU. On another, where the program has had no memory, it would find the engine's (CAVEATS.md).
     let command = "taskset -c 0 ./places 500 1 1";
-    let (code, said) = compiled_as("places", include_str!("places.c"), command, "1G")?;
+    let directory = TempDir::new()?;
+    compile(directory.path(), "places", include_str!("places.c"), "-O1")?;
+    let (code, said) = said(&["--memory", "1G"], directory.path(), command)?;
     ensure!(code == Some(0) && said.ends_with(" 0 wrong\n"), "{code:?}: {said}");
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use guests::{compile, ring3};
+use guests::{KERNELS, compile, ring3};
 use tempfile::TempDir;
 
 /// A shell and Python, each with children and files.
@@ -389,7 +389,7 @@ fn counted(kernel: &str) -> Result<[[u64; 3]; 3]> {
 
 #[test]
 fn ftrace_and_ring3_trace_count_the_same_switches_and_interrupts() -> Result<()> {
-    for kernel in ["debian-12", "debian-13", "debian-sid"] {
+    for kernel in KERNELS {
         let [inside, surely, perhaps] = counted(kernel)?;
         println!("{kernel}: {inside:?} inside, {surely:?} to {perhaps:?} outside");
         for ((inside, surely), perhaps) in inside.iter().zip(surely).zip(perhaps) {
@@ -532,7 +532,7 @@ fn a_profile_shows_functions_of_programs_and_of_the_kernel_and_who_called_them()
     let path = |name: &str| folder.path().join(name).display().to_string();
     // Optimized, functions that call nobody have no frame pointer.
     compile(folder.path(), "spinner", SPINNER, "-O0 -fno-omit-frame-pointer")?;
-    for kernel in ["debian-12", "debian-13", "debian-sid"] {
+    for kernel in KERNELS {
         profiled(kernel, &path("spinner"), &path("folded"))?;
     }
     Ok(())

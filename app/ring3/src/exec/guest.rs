@@ -14,7 +14,7 @@ use guest_agent::{
     AGENT, protocol,
     protocol::{AgentRequest, Limit},
 };
-use host_linux::{inherited, inherited::ResourceLimit, terminal, user};
+use host_linux::{inherited, terminal, user};
 use kernels::{cpio::CpioArchive, modules::Module};
 use sharedfs::{Folder, Keeping};
 use sockets::Sockets;
@@ -242,18 +242,18 @@ fn request(
         streams: streams.elsewhere().to_vec(),
         umask: inherited::umask(),
         ignored: inherited::ignored_signals(),
-        limits: inherited::limits().into_iter().map(limit).collect(),
+        limits: inherited::limits().map(limit).collect(),
         network: arguments.net.is_some(),
         cpus: starts_cpus(arguments.cpus, arguments.append.as_deref()),
         modules: Vec::new(), // `make` knows which kernel it is
     })
 }
 
-/// A limit that the command has as ring3 has got it, as far as the guest's kernel knows such limits.
-fn limit(given: ResourceLimit) -> Limit {
-    let ResourceLimit { resource, current, maximum } = given;
+/// A limit of ring3's own, for the command: no higher than the guest's kernel allows.
+fn limit((resource, both): (u32, [u64; 2])) -> Limit {
     let most = if resource == inherited::DESCRIPTORS { MOST_DESCRIPTORS } else { u64::MAX };
-    Limit { resource, current: current.min(most), maximum: maximum.min(most) }
+    let [current, maximum] = both.map(|limit| limit.min(most));
+    Limit { resource, current, maximum }
 }
 
 fn words(command: GuestCommand<'_>) -> Vec<Vec<u8>> {

@@ -26,8 +26,8 @@ impl Emitter<'_> {
         self.body = self.asm.len() as u32;
     }
 
-    /// Emits the end of a check: a computed jump is let in if [`WORD`] is zero, and gets the guest's registers back. The jump ends only here,
-    /// so the bytes before this belong to no guest instruction.
+    /// Emits the end of a check: a computed jump is let in if [`WORD`] is zero, and gets the guest's registers back. The check is part of the
+    /// jump, so its code belongs to no guest instruction of this block.
     pub(super) fn let_in(&mut self) {
         let meant = self.asm.jrcxz();
         self.asm.jmp(self.stubs.astray);
