@@ -37,7 +37,7 @@ const PROJECT: &str = "lua5.4";
 /// The Go compiler and its library, for as long as it takes to build one program.
 const GO: [&str; 1] = ["golang-1.19-go"];
 /// Name in the cache, to be changed with the packages.
-const ENTRY: &str = "bench-userland-4";
+const ENTRY: &str = "bench-userland-5";
 /// Directories that something is mounted on, or written to.
 const MOUNT_POINTS: [&str; 5] = ["tmp", "dev", "proc", "bench/source", "src"];
 /// Devices that programs need where no kernel fills `dev`: the host's are mounted on these.
@@ -67,6 +67,7 @@ pub(super) fn prepare(assets: &Assets) -> Result<Userland> {
         add_system_files(&root)?;
         assets.source(Suite::Bookworm, PROJECT, &root.join("src/lua"))?;
         build_go(&archive, fresh, &root.join("bin/bench-go"))?;
+        compile_python(&root)?;
         make_image(&root, &fresh.join(IMAGE))?;
         Manifest::of(&PACKAGES.join(" "), fresh, &[IMAGE.to_owned()])
     })?;
@@ -116,6 +117,19 @@ fn build_go(archive: &Archive, near: &Path, program: &Path) -> Result<()> {
     ]);
     output(&mut command)?;
     bar.finish_and_clear();
+    Ok(())
+}
+
+/// Compiles Python's modules, as Debian's maintainer scripts do. Otherwise the first program of a
+/// root that can be written would compile them, and each program of a disk that cannot.
+fn compile_python(root: &Path) -> Result<()> {
+    let libraries =
+        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|path| root.join(path));
+    let modules = root.join("usr/lib/python3.11");
+    let mut command = Command::new(libraries[0].join("ld-linux-x86-64.so.2"));
+    command.arg("--library-path").arg(std::env::join_paths(&libraries)?);
+    command.arg(root.join("usr/bin/python3.11")).args(["-I", "-S", "-m", "compileall", "-q"]);
+    output(command.arg("-s").arg(root).args(["-p", "/"]).arg(&modules))?;
     Ok(())
 }
 
