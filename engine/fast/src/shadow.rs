@@ -43,6 +43,7 @@ use std::time::Instant;
 use wedge::{Error, MapReport, Wedge};
 use wedge_abi::{Base, TextPage};
 use x86::paging::{self, Roots};
+pub use youth::Whose;
 use youth::{PageUse, Youth};
 
 const READ: u64 = 1;
@@ -219,12 +220,12 @@ impl<W: Process> Space<W> {
         &mut self,
         scattered: Scattered,
         filled: u64,
-        is_known: impl FnOnce(bool) -> Option<bool>,
+        is_known: impl FnOnce(Whose) -> Option<bool>,
     ) -> bool {
         self.look_for_fork();
         let runs = self.mapper.wedge().has_verified_code();
         let young =
-            self.youth.look(filled, |is_new| if runs { Some(true) } else { is_known(is_new) });
+            self.youth.look(filled, |whose| if runs { Some(true) } else { is_known(whose) });
         self.pressure.look(scattered) || young
     }
 

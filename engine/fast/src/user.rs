@@ -98,7 +98,7 @@ impl Fast {
             return Ok(false);
         }
         let (v, ram, code) = (&self.cpu.vcpu, self.board.ram(), &mut self.code);
-        Ok(slot.looks_up(scattered, filled, |is_new| code.has_seen_often(ram, v, is_new)))
+        Ok(slot.looks_up(scattered, filled, |whose| code.has_seen_often(ram, v, whose)))
     }
 
     /// User code has not gone on at an instruction.

@@ -4,6 +4,7 @@ use crate::{
     Modes, User,
     code::{self, Code, CodeKind, NoBlock, Operands},
     machine::{Share, Translation},
+    shadow::Whose,
 };
 use contract::{TranslatedCode, VcpuEvent};
 use engine::Board;
@@ -12,15 +13,16 @@ use jit::{
     cache::{CacheCounters, Position, Source},
 };
 use ram::Ram;
-use rustc_hash::FxHashMap;
-use std::sync::Arc;
+use rustc_hash::{FxHashMap, FxHasher};
+use std::{hash::Hasher, sync::Arc};
 use wedge::Pages;
 use wedge_abi::{Base, STUBS, TextPage, USER_CACHE, placed_key, version_key};
 use x86::{
     Vcpu,
     paging::{Access, Roots},
+    reg,
 };
-use x86_interp::{Probes, Record};
+use x86_interp::{GuestRam, Probes, Record};
 
 /// The kernel's code and, if user code is translated, that of programs.
 pub struct VcpuCode {
@@ -32,12 +34,18 @@ pub struct VcpuCode {
     look_up: bool,
     /// User code is for places, not for addresses.
     placed: bool,
-    /// Of each page of user code, by [`placed_key`] or [`version_key`], how many new processes have needed that page first.
-    firsts: FxHashMap<u64, u8>,
+    /// Of each page of user code how many new processes have needed that page first.
+    firsts: FxHashMap<First, u8>,
 }
 
+/// A page of user code, by [`placed_key`] or [`version_key`], and the name of the program that needs that page first.
+type First = (u64, Option<u64>);
+
 /// So many processes save together, by translation, what it takes to translate the program's start.
-const OFTEN: u8 = 24;
+const OFTEN: u8 = 8;
+/// The most bytes of a program's name.
+const NAME: usize = 128;
+const PAGE: u64 = 4096;
 /// So many pages that new processes have needed first are kept in mind.
 const MAX_FIRSTS: usize = 1 << 14;
 
@@ -187,17 +195,19 @@ impl VcpuCode {
         }
     }
 
-    /// The user code that a process needs first, a new one or its parent, has been needed by [`OFTEN`] new ones, at the same address if
-    /// code is for addresses. `None` if the page is not there.
-    pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, is_new: bool) -> Option<bool> {
+    /// The user code that a process needs first has been needed by [`OFTEN`] new ones, at the same address if code is for addresses. All
+    /// programs begin in the dynamic linker, so of a program those with its name count. `None` if the page is not there.
+    pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, whose: Whose) -> Option<bool> {
+        let roots = Roots::from(vcpu);
         let access = Access { write: false, fetch: true, user: true, smap_override: false };
-        let offset = code::offset(ram, Roots::from(vcpu), vcpu.rip, access)?;
+        let offset = code::offset(ram, roots, vcpu.rip, access)?;
         if self.firsts.len() >= MAX_FIRSTS {
             self.firsts.clear();
         }
-        let key = if self.placed { placed_key(offset) } else { version_key(vcpu.rip, offset) };
-        let times = self.firsts.entry(key).or_default();
-        *times = times.saturating_add(is_new.into());
+        let page = if self.placed { placed_key(offset) } else { version_key(vcpu.rip, offset) };
+        let name = (whose == Whose::Program).then(|| name_of(ram, roots, vcpu.gpr[reg::RSP]));
+        let times = self.firsts.entry((page, name.flatten())).or_default();
+        *times = times.saturating_add((whose != Whose::Parent).into());
         Some(*times > OFTEN)
     }
 
@@ -255,6 +265,31 @@ impl VcpuCode {
     }
 }
 
+/// A digest of the first argument of a program that has been loaded and has not run, which has this stack pointer (System V ABI, AMD64,
+/// 3.4.1). By it programs are told apart; two that have one name only count together.
+fn name_of(ram: &Ram, roots: Roots, stack: u64) -> Option<u64> {
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        read_user(ram, roots, at, &mut bytes)?;
+        Some(u64::from_le_bytes(bytes))
+    };
+    let mut name = [0; NAME];
+    read_user(ram, roots, word(stack.wrapping_add(8))?, &mut name)?;
+    let len = name.iter().position(|byte| *byte == 0)?;
+    let mut hasher = FxHasher::default();
+    hasher.write(&name[..len]);
+    Some(hasher.finish())
+}
+
+/// Reads the bytes at a GVA of a program's, up to the end of its page. `None` if they are not there.
+fn read_user(ram: &Ram, roots: Roots, gva: u64, bytes: &mut [u8]) -> Option<()> {
+    let access = Access { write: false, fetch: false, user: true, smap_override: false };
+    let offset = code::offset(ram, roots, gva, access)?;
+    let here = bytes.len().min((PAGE - gva % PAGE) as usize);
+    ram.read(offset, &mut bytes[..here]);
+    Some(())
+}
+
 fn is_user(base: Base, pc: u64) -> bool {
     (base.at(USER_CACHE as u64)..base.at(STUBS as u64)).contains(&pc)
 }
@@ -262,4 +297,38 @@ fn is_user(base: Base, pc: u64) -> bool {
 /// What translated code at a host PC adds to addresses.
 pub fn bias_at(base: Base, pc: u64) -> u64 {
     if is_user(base, pc) { 0 } else { base.bias() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::paging::{P, RW, US};
+
+    const STACK: u64 = 0x7000;
+
+    /// A program's stack at the GVA and RAM offset [`STACK`]: one argument, at a GVA. At `name` lies what the offset 0x8ff0 has.
+    fn digest(arguments: u64, name: u64, bytes: &[u8]) -> Option<u64> {
+        let ram = Ram::new(2 << 20).expect("memory");
+        let leaf = |gva: u64| (0x4000 + (gva >> 12) * 8, gva | P | RW | US);
+        let tables = [(0x1000, 0x2000), (0x2000, 0x3000), (0x3000, 0x4000)];
+        let tables = tables.map(|(at, next)| (at, next | P | RW | US));
+        for (at, entry) in tables.into_iter().chain([leaf(STACK), leaf(0x8000)]) {
+            ram.store64(at, entry);
+        }
+        ram.store64(STACK, arguments);
+        ram.store64(STACK + 8, name);
+        ram.write(0x8ff0, bytes);
+        name_of(&ram, Roots::from(&crate::test_machine::kernel_state(0, 0)), STACK)
+    }
+
+    #[test]
+    fn programs_are_told_apart_by_their_first_argument() {
+        let name = |bytes| digest(1, 0x8ff0, bytes);
+        let cat = name(b"cat\0");
+        assert!(cat.is_some() && cat != name(b"car\0"));
+        assert_eq!(cat, name(b"cat\0beside"));
+        assert_eq!(cat, digest(2, 0x8ff1, b"1cat\0"), "wherever it lies");
+        assert!(name(b"it ends the page").is_some(), "and goes on behind");
+        assert_eq!([digest(1, 0x9000, b"cat\0"), digest(0, 0, b"")], [None; 2], "no memory");
+    }
 }

@@ -44,6 +44,17 @@ enum Stage {
     Young,
 }
 
+/// Whose code comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// A program's that has been loaded and has not run.
+    Program,
+    /// A child's that has not run.
+    Child,
+    /// A process's that has forked.
+    Parent,
+}
+
 /// What is known of a space's process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Youth {
@@ -86,12 +97,12 @@ impl Youth {
     }
 
     /// Look-ups are to be used from now on. `filled`: how many have been filled, of all processes. `is_known`: the code that comes next
-    /// has often been seen before; told whether the process is a new one. `None` if the code is in no page that the process has yet.
-    pub fn look(&mut self, filled: u64, is_known: impl FnOnce(bool) -> Option<bool>) -> bool {
+    /// has often been seen before. `None` if the code is in no page that the process has yet.
+    pub fn look(&mut self, filled: u64, is_known: impl FnOnce(Whose) -> Option<bool>) -> bool {
         let own = filled.saturating_sub(*self.before.get_or_insert(filled));
         let limit = if self.child { limit(own) } else { YOUNG };
         self.stage = match self.stage {
-            Stage::Begun | Stage::Forked => match is_known(self.stage == Stage::Begun) {
+            Stage::Begun | Stage::Forked => match is_known(self.whose()) {
                 None => self.stage,
                 Some(true) => Stage::Young,
                 Some(false) => Stage::Grown,
@@ -100,6 +111,14 @@ impl Youth {
             _ => Stage::Grown,
         };
         self.is_on()
+    }
+
+    fn whose(&self) -> Whose {
+        match self.stage {
+            Stage::Begun if self.child => Whose::Child,
+            Stage::Begun => Whose::Program,
+            _ => Whose::Parent,
+        }
     }
 }
 
@@ -206,7 +225,7 @@ mod tests {
         youth.begin(false);
         assert!(!youth.look(0, |_| Some(false)) && !youth.look(0, known), "unknown code");
         youth.begin_again();
-        assert!(youth.look(0, |is_new| Some(!is_new)), "it has forked");
+        assert!(youth.look(0, |whose| Some(whose == Whose::Parent)), "it has forked");
     }
 
     /// Its look-ups alone count.
