@@ -441,6 +441,9 @@ fn iret_to_kernel(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> 
     (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (cs & 0xffff, ss & 0xffff);
     cx.vcpu.regs.rip = rip;
     cx.vcpu.counters.kernel_returns += 1;
+    if flags & AC != 0 && cx.vcpu.run.walks != 0 {
+        fault::before_return(cx);
+    }
     enter_kernel_at(cx, flags, known);
     true
 }

@@ -12,12 +12,11 @@ use crate::{
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{
     BlockExit, COMPUTED, CROSSES, DEEP, DEEP_REACH, FAULTS, FRONT_LEN, FaultState, HEAD_LEN,
-    KERNEL_FAULTS, TABLE_SLOTS, TABLES, TextPage, USER_TABLES, VERSION_REACH, VERSIONS, VcpuPage,
-    deep_slot, fault_slot, kernel_key, placed_key, version_key, version_slot, versioned,
+    KERNEL_FAULTS, KernelFaultState, TABLE_SLOTS, TABLES, TextPage, USER_TABLES, VERSION_REACH,
+    VERSIONS, VcpuPage, deep_slot, fault_slot, kernel_key, placed_key, version_key, version_slot,
+    versioned,
 };
 
-/// The bits that all addresses (GVA) of the kernel's have.
-const KERNEL_HALF: u64 = !0 << 47;
 /// The first address (GVA) at which user code cannot be.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
 
@@ -107,23 +106,21 @@ fn verify_behind(cx: &mut Context<'_>, tables: BlockTables, guest: u64, first: T
 /// The state of the program whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor
 /// has not told.
 pub fn fault_state(pc: u64) -> Option<FaultState> {
-    let resolved =
-        |state: FaultState| FaultState { rip: lookup::table().resolve(state.rip), ..state };
-    state_at(USER_TABLES + FAULTS, pc).map(resolved)
+    let state = state_at(USER_TABLES + FAULTS, pc).map(FaultState::from_word)?;
+    Some(FaultState { rip: lookup::table().resolve(state.rip), ..state })
 }
 
 /// The state of the kernel whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor has
 /// not told.
-pub fn kernel_fault_state(pc: u64) -> Option<FaultState> {
-    let of_kernel = |state: FaultState| FaultState { rip: state.rip | KERNEL_HALF, ..state };
-    state_at(KERNEL_FAULTS, pc).map(of_kernel)
+pub fn kernel_fault_state(pc: u64) -> Option<KernelFaultState> {
+    state_at(KERNEL_FAULTS, pc).map(KernelFaultState::from_word)
 }
 
-fn state_at(table: usize, pc: u64) -> Option<FaultState> {
+fn state_at(table: usize, pc: u64) -> Option<u64> {
     // SAFETY: the table has a slot for each PC.
     let [key, state] = unsafe { BlockTables(here(TABLES)).slot(table + fault_slot(pc) * 16) };
     let is_known = key.load(Ordering::Acquire) == pc;
-    is_known.then(|| FaultState::from_word(state.load(Ordering::Acquire)))
+    is_known.then(|| state.load(Ordering::Acquire))
 }
 
 /// Tables of blocks by guest address, mapped for good, by their HVA: the searched one ([`DEEP`]), and before it the program's one with keys.

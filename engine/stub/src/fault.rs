@@ -7,11 +7,11 @@ use crate::{
     mmu::{self, Access, Walk},
 };
 use core::arch::naked_asm;
-use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, VcpuPage, go};
+use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, STRING_BIASES, VcpuPage, go};
 use x86::{
     exception::pf,
     flags::{FIXED, IF, NT, RF, TF, VM},
-    reg::RSP,
+    reg::{RDI, RSI, RSP},
     vector,
 };
 
@@ -101,6 +101,14 @@ fn begin_again(vcpu: &mut VcpuPage, state: &FaultState) {
     vcpu.regs.rip = state.rip;
 }
 
+/// Takes off RSI and RDI what has been added for a string instruction.
+fn move_back(gpr: &mut [u64; 16], moved: [bool; 2]) {
+    let registers = [RSI, RDI].into_iter().zip(STRING_BIASES).zip(moved);
+    for ((register, bias), _) in registers.filter(|(_, moved)| *moved) {
+        gpr[register] = gpr[register].wrapping_sub(gpr[usize::from(bias) & 15]);
+    }
+}
+
 /// The kernel's code has accessed a page of the user's inside STAC..CLAC, by an instruction of which the monitor has told the state.
 /// `None`, with nothing changed, if the fault is the monitor's to deliver. The frame goes on the kernel's current stack.
 fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<Next> {
@@ -109,7 +117,8 @@ fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<
     let vcpu = &mut *cx.vcpu;
     let gate = gate(vcpu, PAGE_FAULT)?;
     let (gpr, rip) = (vcpu.regs.gpr, vcpu.regs.rip);
-    begin_again(vcpu, &state);
+    move_back(&mut vcpu.regs.gpr, state.moved);
+    begin_again(vcpu, &state.state);
     let flags = kernel_flags(vcpu);
     let code = present | vcpu.exit.error & WRITE;
     let (rsp, [ss, cs]) = (vcpu.regs.gpr[RSP], [vcpu.regs.ss, vcpu.regs.cs]);
@@ -118,6 +127,7 @@ fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<
         (vcpu.regs.gpr, vcpu.regs.rip) = (gpr, rip);
         return None;
     }
+    vcpu.paging.faulted = [state.state.rip, gva, code, vcpu.regs.cr3];
     vcpu.regs.cr2 = gva;
     vcpu.counters.faults += 1;
     Some(assist::enter_kernel(cx, flags & !CLEARED))
@@ -284,17 +294,17 @@ fn gate(vcpu: &mut VcpuPage, vector: u64) -> Option<Gate> {
     (ordinary && handler >= kernel_start()).then_some(gate)
 }
 
-/// User code goes on where it had faulted: what it will need is mapped before it faults again.
+/// Code goes on where it had faulted, the user's or, with AC set, the kernel's: what it will need is mapped before it faults again.
 pub fn before_return(cx: &mut Context<'_>) {
     let [rip, gva, code, space] = cx.vcpu.paging.faulted;
     if rip != cx.vcpu.regs.rip || gva == 0 || space != cx.vcpu.regs.cr3 {
         return;
     }
     cx.vcpu.paging.faulted = [0; 4];
-    let access = user_access(code);
+    let access = Access { user: code & USER != 0, ..user_access(code) };
     if let Walk::Found(leaf) = mmu::walk(cx, gva, access) {
         match cx.vcpu.run.user_translated {
-            _ if code & DIRECT != 0 => mmu::install(cx, gva, leaf, access),
+            _ if code & DIRECT != 0 || !access.user => mmu::install(cx, gva, leaf, access),
             0 => mmu::install(cx, gva, leaf, access),
             _ => !access.fetch && lookup::enter(cx, gva, leaf, access),
         };

@@ -82,6 +82,8 @@ const GVA_BITS: u32 = 47;
 const REGISTER_BITS: u32 = 5;
 /// The bits in which GVAs differ, or places.
 pub(crate) const GVA_MASK: u64 = (1 << GVA_BITS) - 1;
+/// The bits that all of the kernel's addresses have.
+const KERNEL_HALF: u64 = !GVA_MASK;
 /// The bits of a GVA or a place.
 const RIP_BITS: u64 = PLACE | GVA_MASK;
 const _: () = assert!(GVA_BITS + REGISTER_BITS * FAULT_SPILLS as u32 <= PLACE.trailing_zeros());
@@ -102,6 +104,38 @@ impl FaultState {
             (code as u8).checked_sub(1).map(|number| number & 15)
         };
         Self { rip: word & RIP_BITS, spilled: core::array::from_fn(register) }
+    }
+}
+
+/// Registers, by encoding, that hold what has been added to RSI and to RDI while the kernel's code executes a string instruction that may
+/// access memory of the user's.
+pub const STRING_BIASES: [u8; 2] = [2, 3];
+
+/// What the state of the kernel's code was at the start of the instruction that has faulted at a host PC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelFaultState {
+    /// The state but for RSI and RDI.
+    pub state: FaultState,
+    /// RSI, and RDI, have been changed by what a register holds ([`STRING_BIASES`]).
+    pub moved: [bool; 2],
+}
+
+/// The bits of a word for RSI and for RDI. No address of the kernel's needs them.
+const MOVED: [u64; 2] = [1 << 62, 1 << 63];
+
+impl KernelFaultState {
+    /// As a word.
+    pub fn to_word(self) -> u64 {
+        let word = self.state.to_word() & !(MOVED[0] | MOVED[1]);
+        let moved = self.moved.iter().zip(MOVED).filter(|(moved, _)| **moved);
+        moved.fold(word, |word, (_, bit)| word | bit)
+    }
+
+    /// What a word says.
+    pub fn from_word(word: u64) -> Self {
+        let state = FaultState::from_word(word & !(MOVED[0] | MOVED[1]));
+        let state = FaultState { rip: state.rip | KERNEL_HALF, ..state };
+        Self { state, moved: MOVED.map(|bit| word & bit != 0) }
     }
 }
 
@@ -210,6 +244,11 @@ mod tests {
         for (spilled, rip) in spills.into_iter().zip([0x7fff_ffff_effe, 0x1000, PLACE | 0x1234]) {
             let state = FaultState { rip, spilled };
             assert_eq!(FaultState::from_word(state.to_word()), state);
+            let state = FaultState { rip: !0 << 47 | rip & !PLACE, spilled };
+            for moved in [[false; 2], [true, false], [false, true]] {
+                let state = KernelFaultState { state, moved };
+                assert_eq!(KernelFaultState::from_word(state.to_word()), state);
+            }
         }
     }
 

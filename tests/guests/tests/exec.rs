@@ -131,6 +131,22 @@ fn no_interrupt_is_lost_among_system_calls() -> Result<()> {
     Ok(())
 }
 
+/// By string instructions, whose faults come to the guest's kernel without the monitor, in the midst of them.
+#[test]
+fn the_kernel_copies_to_memory_that_nobody_has_touched() -> Result<()> {
+    let (code, said) = compiled("fresh", include_str!("fresh.c"))?;
+    ensure!(code == Some(0) && said == "3000 rounds\n", "{code:?}: {said}");
+    let directory = TempDir::new()?;
+    compile(directory.path(), "fresh", include_str!("fresh.c"), "-O1")?;
+    let options = ["--memory", MEMORY, "--guest-isolation=fast", "--stats"];
+    let output = exec_with(&options, directory.path(), "./fresh")?.output()?;
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let of = |name| counter(&messages, name);
+    let (with, without) = (of("kernel signals")?, of("fast page faults")?);
+    ensure!(with < without, "{with} faults with the monitor, {without} without");
+    Ok(())
+}
+
 #[test]
 fn low_memory_is_the_programs() -> Result<()> {
     let directory = TempDir::new()?;

@@ -3,12 +3,14 @@
 use super::{Code, PAGE, offset};
 use jit::{
     Level, Version,
-    cache::{CodeMemory, Variant},
+    cache::{CodeMemory, Position, Variant},
     recover::Bias,
 };
 use ram::Ram;
 use wedge::Pages;
-use wedge_abi::{FAULTS, FaultState, KERNEL_FAULTS, TextPage, fault_slot};
+use wedge_abi::{
+    FAULTS, FaultState, KERNEL_FAULTS, KernelFaultState, STRING_BIASES, TextPage, fault_slot,
+};
 use x86::paging::Roots;
 
 impl Code {
@@ -126,19 +128,30 @@ impl Code {
     /// reading the table, so an entry is not replaced by that of another PC.
     pub fn tell_fault_state(&mut self, pc: u64) {
         let Some(position) = self.cache.position(pc) else { return };
-        let fixes = &position.mark.fixes;
-        let moved = [fixes.rdi, fixes.rsi]
-            .iter()
-            .flatten()
-            .any(|by| self.layout.level == Level::Kernel || *by != Bias::Fixed);
-        let [first, second, third, None] = fixes.spilled else { return };
-        if moved || !self.told_faults.insert(fault_slot(pc)) {
-            return;
+        let Some(word) = self.fault_word(&position) else { return };
+        if self.told_faults.insert(fault_slot(pc)) {
+            let at = self.fault_at(fault_slot(pc));
+            self.memory.write_table(at + 8, word);
+            self.memory.write_table(at, pc);
         }
+    }
+
+    /// The state at the start of the instruction at a position, as a word for wedges. `None` if it has no room there.
+    fn fault_word(&self, position: &Position) -> Option<u64> {
+        let fixes = &position.mark.fixes;
+        let [first, second, third, None] = fixes.spilled else { return None };
         let state = FaultState { rip: position.guest, spilled: [first, second, third] };
-        let at = self.fault_at(fault_slot(pc));
-        self.memory.write_table(at + 8, state.to_word());
-        self.memory.write_table(at, pc);
+        let biases = [fixes.rsi, fixes.rdi];
+        if self.layout.level == Level::User {
+            // What is fixed is zero.
+            let stay = biases.iter().all(|by| matches!(by, None | Some(Bias::Fixed)));
+            return stay.then(|| state.to_word());
+        }
+        let is_usual =
+            |(by, register): (Option<Bias>, u8)| by.is_none_or(|by| by == Bias::Register(register));
+        let usual = biases.into_iter().zip(STRING_BIASES).all(is_usual);
+        let moved = biases.map(|by| by.is_some());
+        usual.then(|| KernelFaultState { state, moved }.to_word())
     }
 
     /// Offset of a slot of the wedges' table of faults.

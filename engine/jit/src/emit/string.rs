@@ -2,12 +2,12 @@
 
 use super::{Emitter, memory::with_gs};
 use crate::{
-    asm::{plus, spill, sum},
+    asm::{plus, register, spill, sum},
     recover::{Bias, Fixes},
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, OpKind, Register};
-use wedge_abi::POISON;
+use wedge_abi::{POISON, STRING_BIASES};
 
 pub(super) const PAGE: u64 = 4096;
 /// Elements of a repeated instruction whose pages are looked for one by one.
@@ -81,7 +81,7 @@ impl Emitter<'_> {
 
     /// Either pointer may be the user's: each gets the bias its sign asks for.
     fn string_either(&mut self, insn: &Instruction, bytes: &[u8], pointers: &Pointers) {
-        let (for_rsi, for_rdi) = (Register::RDX, Register::RBX);
+        let [for_rsi, for_rdi] = STRING_BIASES.map(|number| register(number.into()));
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, for_rsi);
         self.put_aside(&mut fixes, 1, for_rdi);
