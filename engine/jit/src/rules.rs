@@ -203,7 +203,7 @@ fn common(insn: &Instruction, level: Level) -> Rule {
         Mnemonic::Rdtscp => ReadTime,
         Mnemonic::Syscall if level == Level::User => SystemCall,
         Mnemonic::Xsave64 | Mnemonic::Xsaveopt64 if vectors_operand(insn) => SaveVectors,
-        Mnemonic::Xrstor64 if vectors_operand(insn) => LoadVectors,
+        Mnemonic::Xrstor64 if in_memory(insn) => LoadVectors,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => String,
             FlowControl::Next => straight(insn, level),
@@ -356,6 +356,18 @@ mod tests {
         assert_eq!(rule_of(&[0xf3, 0x0f, 0x1e, 0xfa]), Rule::Copy); // endbr64
         assert_eq!(rule_of(&[0x48, 0x8b, 0x03]), Rule::Memory); // mov rax, [rbx]
         assert_eq!(rule_of(&[0x65, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0]), Rule::PerCpu);
+    }
+
+    /// Linux 7.2 restores the initial state by an address relative to RIP after each signal.
+    #[test]
+    fn the_wedge_restores_vectors_whatever_their_address() {
+        let restores = [
+            &[0x48, 0x0f, 0xae, 0x2f][..],                   // xrstor64 [rdi]
+            &[0x48, 0x0f, 0xae, 0x2a],                       // xrstor64 [rdx]
+            &[0x48, 0x0f, 0xae, 0x2d, 0x40, 0x00, 0x00, 00], // xrstor64 [rip + 0x40]
+        ];
+        assert!(restores.iter().all(|bytes| rule_of(bytes) == Rule::LoadVectors));
+        assert_eq!(rule_of(&[0x0f, 0xae, 0x2f]), Rule::CallOut, "of 32-bit pointers");
     }
 
     #[test]
