@@ -17,7 +17,7 @@ use crate::{
     run_arguments::RunArguments,
     values::{
         ClockChoice, ComputedJumps, Doorbells, EngineArguments, EngineChoice, GuestIsolation,
-        MemorySize, ProgramCode, Translations, User32,
+        Halted, MemorySize, ProgramCode, Translations, User32,
     },
 };
 
@@ -138,7 +138,8 @@ pub fn engine(
         leave_bells: arguments.doorbells == Doorbells::Monitor,
         without_keys,
     };
-    Ok(EngineOptions { kind, translate_user, fast })
+    let sleep_at_once = arguments.halted == Halted::Sleep;
+    Ok(EngineOptions { kind, translate_user, sleep_at_once, fast })
 }
 
 fn check_isolation(
@@ -315,6 +316,7 @@ mod tests {
             known_blocks: crate::values::KnownBlocksChoice::Keep,
             unpacked_kernels: crate::values::UnpackedKernels::Keep,
             crowded: crate::values::Crowded::Free,
+            halted: Halted::Look,
             most_mappings: None,
             guest_isolation: None,
             paravirt: crate::values::ParavirtChoice(None),

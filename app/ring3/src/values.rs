@@ -169,6 +169,11 @@ pub struct EngineArguments {
     /// For comparison. A machine with more virtual CPUs than the host has CPUs takes no turns.
     #[arg(long, value_enum, default_value_t = Crowded::Turns, hide_short_help = true)]
     pub crowded: Crowded,
+    /// What a virtual CPU does that has nothing to do, if the machine has several
+    ///
+    /// For comparison.
+    #[arg(long, value_enum, default_value_t = Halted::Look, hide_short_help = true)]
+    pub halted: Halted,
     /// What keeps the guest's programs from its kernel's memory
     ///
     /// For the fast engine; the host is closed to both in any case. Without this option it is keys where the host has them; elsewhere
@@ -359,6 +364,15 @@ pub enum Crowded {
     Turns,
     /// The host's scheduler decides
     Free,
+}
+
+/// What a virtual CPU does that has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Halted {
+    /// It looks for a moment whether something comes, if that has been worth it lately, and sleeps then
+    Look,
+    /// It sleeps at once
+    Sleep,
 }
 
 /// The most virtual CPUs that a command's machine has where no option says how many.

@@ -92,6 +92,8 @@ pub struct EngineOptions {
     pub kind: EngineKind,
     /// 64-bit user code is translated, too, where it would run directly.
     pub translate_user: bool,
+    /// One of several vCPUs that halts sleeps at once, and does not look for a moment whether it is kicked.
+    pub sleep_at_once: bool,
     /// How the fast engine does it, whichever of its parts are in use.
     pub fast: FastOptions,
 }

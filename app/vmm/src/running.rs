@@ -153,7 +153,9 @@ impl Vm {
         let turn = turns.map(|locks| HostTurn::new(locks, self.placement.cpus()));
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
         let vcpu = VcpuLoop::new(engine, apic, requests, control, clock);
-        let mut vcpu = ManuallyDrop::new(vcpu.among(permit).taking_turns(turn));
+        let looks = self.vcpus > 1 && !self.options.sleep_at_once;
+        let vcpu = vcpu.among(permit).taking_turns(turn).looking(looks);
+        let mut vcpu = ManuallyDrop::new(vcpu);
         let ended = vcpu.run();
         // All vCPUs end when the guest asks for its end: the one that tells of it is the one that looks for what was asked.
         let tell = self.take_on_end().map(|on_end| (on_end, self.verdict(ended)));

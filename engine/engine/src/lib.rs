@@ -12,6 +12,7 @@
 
 mod board;
 mod cpu_pool;
+mod halt_poll;
 mod host_turn;
 mod interpreter;
 mod log;

@@ -8,6 +8,7 @@ use host::Clock;
 use crate::{
     Control, CpuPermit, Engine, Event, EventLog, Exit, HostTurn, LocalApic, Report, RunCommand,
     Statistics, VcpuRequests,
+    halt_poll::HaltPoll,
     vcpu_work::{ProbeHandlers, VcpuAccess},
 };
 
@@ -41,6 +42,8 @@ pub struct VcpuLoop<E> {
     permit: Option<CpuPermit>,
     /// Set if the vCPU takes turns with the vCPUs of other machines.
     turn: Option<HostTurn>,
+    /// Set if the vCPU looks before it sleeps.
+    poll: Option<HaltPoll>,
 }
 
 impl<E: Engine> VcpuLoop<E> {
@@ -54,8 +57,20 @@ impl<E: Engine> VcpuLoop<E> {
     ) -> Self {
         let (statistics, handlers) = Default::default();
         let log = EventLog::new(LOG);
-        let (permit, turn) = (None, None);
-        Self { engine, apic, requests, control, clock, statistics, log, handlers, permit, turn }
+        let (permit, turn, poll) = Default::default();
+        Self {
+            engine,
+            apic,
+            requests,
+            control,
+            clock,
+            statistics,
+            log,
+            handlers,
+            permit,
+            turn,
+            poll,
+        }
     }
 
     /// The vCPU runs only while it has its permit.
@@ -68,6 +83,13 @@ impl<E: Engine> VcpuLoop<E> {
     /// machine may need the permit while it waits.
     pub fn taking_turns(mut self, turn: Option<HostTurn>) -> Self {
         self.turn = turn.filter(|_| self.permit.is_none());
+        self
+    }
+
+    /// Has the vCPU look for a moment whether it is kicked when it halts. A vCPU with a permit does not, because others need the
+    /// CPU.
+    pub fn looking(mut self, looks: bool) -> Self {
+        self.poll = (looks && self.permit.is_none()).then(HaltPoll::default);
         self
     }
 
@@ -239,7 +261,13 @@ impl<E: Engine> VcpuLoop<E> {
         self.apic.halts();
         self.statistics.halts += 1;
         let started = self.clock.monotonic_ns();
-        self.sleep();
+        self.cease();
+        if let Some(poll) = &mut self.poll {
+            let is_kicked = || self.requests.waiting() & pending::EXIT != 0;
+            poll.look(|| self.clock.monotonic_ns(), is_kicked);
+        }
+        self.requests.sleep();
+        self.begin(true);
         self.statistics.halted_ns += self.clock.monotonic_ns().saturating_sub(started);
     }
 
