@@ -173,6 +173,11 @@ impl<E: Engine> VcpuLoop<E> {
     /// Sleeps until the next kick. The other vCPUs need not wait for this one meanwhile.
     fn sleep(&mut self) {
         self.cease();
+        self.await_kick();
+    }
+
+    /// Sleeps until the next kick, and runs again.
+    fn await_kick(&mut self) {
         self.requests.sleep();
         self.begin(true);
     }
@@ -266,8 +271,7 @@ impl<E: Engine> VcpuLoop<E> {
             let is_kicked = || self.requests.waiting() & pending::EXIT != 0;
             poll.look(|| self.clock.monotonic_ns(), is_kicked);
         }
-        self.requests.sleep();
-        self.begin(true);
+        self.await_kick();
         self.statistics.halted_ns += self.clock.monotonic_ns().saturating_sub(started);
     }
 

@@ -43,7 +43,7 @@ use std::time::Instant;
 use wedge::{Error, MapReport, Wedge};
 use wedge_abi::{Base, TextPage};
 use x86::paging::{self, Roots};
-pub use youth::Whose;
+pub use youth::Role;
 use youth::{PageUse, Youth};
 
 const READ: u64 = 1;
@@ -220,12 +220,11 @@ impl<W: Process> Space<W> {
         &mut self,
         scattered: Scattered,
         filled: u64,
-        is_known: impl FnOnce(Whose) -> Option<bool>,
+        is_known: impl FnOnce(Role) -> Option<bool>,
     ) -> bool {
         self.look_for_fork();
         let runs = self.mapper.wedge().has_verified_code();
-        let young =
-            self.youth.look(filled, |whose| if runs { Some(true) } else { is_known(whose) });
+        let young = self.youth.look(filled, |role| if runs { Some(true) } else { is_known(role) });
         self.pressure.look(scattered) || young
     }
 

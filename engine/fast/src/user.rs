@@ -98,7 +98,7 @@ impl Fast {
             return Ok(false);
         }
         let (v, ram, code) = (&self.cpu.vcpu, self.board.ram(), &mut self.code);
-        Ok(slot.looks_up(scattered, filled, |whose| code.has_seen_often(ram, v, whose)))
+        Ok(slot.looks_up(scattered, filled, |role| code.has_seen_often(ram, v, role)))
     }
 
     /// User code has not gone on at an instruction.

@@ -4,7 +4,7 @@ use crate::{
     Modes, User,
     code::{self, Code, CodeKind, NoBlock, Operands},
     machine::{Share, Translation},
-    shadow::Whose,
+    shadow::Role,
 };
 use contract::{TranslatedCode, VcpuEvent};
 use engine::Board;
@@ -197,7 +197,7 @@ impl VcpuCode {
 
     /// The user code that a process needs first has been needed by [`OFTEN`] new ones, at the same address if code is for addresses. All
     /// programs begin in the dynamic linker, so of a program those with its name count. `None` if the page is not there.
-    pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, whose: Whose) -> Option<bool> {
+    pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, role: Role) -> Option<bool> {
         let roots = Roots::from(vcpu);
         let access = Access { write: false, fetch: true, user: true, smap_override: false };
         let offset = code::offset(ram, roots, vcpu.rip, access)?;
@@ -205,9 +205,9 @@ impl VcpuCode {
             self.firsts.clear();
         }
         let page = if self.placed { placed_key(offset) } else { version_key(vcpu.rip, offset) };
-        let name = (whose == Whose::Program).then(|| name_of(ram, roots, vcpu.gpr[reg::RSP]));
+        let name = (role == Role::Program).then(|| name_of(ram, roots, vcpu.gpr[reg::RSP]));
         let times = self.firsts.entry((page, name.flatten())).or_default();
-        *times = times.saturating_add((whose != Whose::Parent).into());
+        *times = times.saturating_add((role != Role::Parent).into());
         Some(*times > OFTEN)
     }
 

@@ -44,14 +44,14 @@ enum Stage {
     Young,
 }
 
-/// Whose code comes next.
+/// What a process is when it is decided whether it is young.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// A program's that has been loaded and has not run.
+pub enum Role {
+    /// A program that has been loaded and has not run.
     Program,
-    /// A child's that has not run.
+    /// A child that has not run.
     Child,
-    /// A process's that has forked.
+    /// A process that has forked.
     Parent,
 }
 
@@ -97,12 +97,12 @@ impl Youth {
     }
 
     /// Look-ups are to be used from now on. `filled`: how many have been filled, of all processes. `is_known`: the code that comes next
-    /// has often been seen before. `None` if the code is in no page that the process has yet.
-    pub fn look(&mut self, filled: u64, is_known: impl FnOnce(Whose) -> Option<bool>) -> bool {
+    /// has often been seen before, by what the process is. `None` if the code is in no page that the process has yet.
+    pub fn look(&mut self, filled: u64, is_known: impl FnOnce(Role) -> Option<bool>) -> bool {
         let own = filled.saturating_sub(*self.before.get_or_insert(filled));
         let limit = if self.child { limit(own) } else { YOUNG };
         self.stage = match self.stage {
-            Stage::Begun | Stage::Forked => match is_known(self.whose()) {
+            Stage::Begun | Stage::Forked => match is_known(self.role()) {
                 None => self.stage,
                 Some(true) => Stage::Young,
                 Some(false) => Stage::Grown,
@@ -113,11 +113,11 @@ impl Youth {
         self.is_on()
     }
 
-    fn whose(&self) -> Whose {
+    fn role(&self) -> Role {
         match self.stage {
-            Stage::Begun if self.child => Whose::Child,
-            Stage::Begun => Whose::Program,
-            _ => Whose::Parent,
+            Stage::Begun if self.child => Role::Child,
+            Stage::Begun => Role::Program,
+            _ => Role::Parent,
         }
     }
 }
@@ -225,7 +225,7 @@ mod tests {
         youth.begin(false);
         assert!(!youth.look(0, |_| Some(false)) && !youth.look(0, known), "unknown code");
         youth.begin_again();
-        assert!(youth.look(0, |whose| Some(whose == Whose::Parent)), "it has forked");
+        assert!(youth.look(0, |role| Some(role == Role::Parent)), "it has forked");
     }
 
     /// Its look-ups alone count.
