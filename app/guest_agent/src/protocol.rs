@@ -147,27 +147,27 @@ impl Limit {
 pub struct AgentRequest {
     /// The command and its arguments.
     pub arguments: Vec<Vec<u8>>,
-    /// Its environment, as `NAME=value`.
+    /// The command's environment, as `NAME=value`.
     pub environment: Vec<Vec<u8>>,
-    /// Its working directory.
+    /// The command's working directory.
     pub directory: Vec<u8>,
-    /// Its user.
+    /// The command's user.
     pub user: u32,
-    /// Its groups, the first one first.
+    /// The command's groups, the first one first.
     pub groups: Vec<u32>,
     /// Further folders: tag and where to mount it.
     pub shares: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Its terminal's rows and columns, if it has a terminal.
+    /// Rows and columns of the command's terminal, if the command has one.
     pub terminal: Option<(u16, u16)>,
-    /// Its standard error has a connection even if it has a terminal.
+    /// The command's standard error has a connection even where the command has a terminal.
     pub errors: bool,
     /// Standard streams that need no connection.
     pub streams: Vec<Stream>,
-    /// Permissions it takes from files it makes.
+    /// Permissions that files of the command's do not get (`umask`).
     pub umask: u32,
-    /// Signals it ignores from its start: signal N is bit N - 1.
+    /// Signals that the command ignores from its start: signal N is bit N - 1.
     pub ignored: u64,
-    /// Its resource limits. Those that are not named are the guest's kernel's.
+    /// The command's resource limits. What is not named here has the limit that the guest's kernel gives.
     pub limits: Vec<Limit>,
     /// There is a network to be set up.
     pub network: bool,

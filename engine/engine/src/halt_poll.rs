@@ -6,15 +6,15 @@
 
 /// How long a vCPU looks, in nanoseconds: what it takes to be woken.
 const WINDOW: u64 = 50_000;
-/// Halts without a look between two looks, at the most.
+/// At most so many halts pass between two looks.
 const SELDOM: u32 = 63;
 
 /// When a vCPU looks.
 #[derive(Debug, Default)]
 pub(crate) struct HaltPoll {
-    /// So many halts pass without a look after one in vain.
+    /// So many halts pass after a look in vain.
     pause: u32,
-    /// How many of them are left.
+    /// So many halts are still to pass before the next look.
     left: u32,
 }
 

@@ -42,7 +42,7 @@ pub struct VcpuLoop<E> {
     permit: Option<CpuPermit>,
     /// Set if the vCPU takes turns with the vCPUs of other machines.
     turn: Option<HostTurn>,
-    /// Set if the vCPU looks before it sleeps.
+    /// When the vCPU looks whether it is kicked before it sleeps; `None` if never.
     poll: Option<HaltPoll>,
 }
 
@@ -267,12 +267,16 @@ impl<E: Engine> VcpuLoop<E> {
         self.statistics.halts += 1;
         let started = self.clock.monotonic_ns();
         self.cease();
-        if let Some(poll) = &mut self.poll {
-            let is_kicked = || self.requests.waiting() & pending::EXIT != 0;
-            poll.look(|| self.clock.monotonic_ns(), is_kicked);
-        }
+        self.look_for_kick();
         self.await_kick();
         self.statistics.halted_ns += self.clock.monotonic_ns().saturating_sub(started);
+    }
+
+    /// Looks for a moment whether the vCPU is kicked, if that is worthwhile.
+    fn look_for_kick(&mut self) {
+        let is_kicked = || self.requests.waiting() & pending::EXIT != 0;
+        let now = || self.clock.monotonic_ns();
+        self.poll.iter_mut().for_each(|poll| poll.look(now, is_kicked));
     }
 
     fn note(&mut self, event: Event) {

@@ -13,8 +13,8 @@ use jit::{
     cache::{CacheCounters, Position, Source},
 };
 use ram::Ram;
-use rustc_hash::{FxHashMap, FxHasher};
-use std::{hash::Hasher, sync::Arc};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use std::{hash::BuildHasher, sync::Arc};
 use wedge::Pages;
 use wedge_abi::{Base, STUBS, TextPage, USER_CACHE, placed_key, version_key};
 use x86::{
@@ -195,8 +195,9 @@ impl VcpuCode {
         }
     }
 
-    /// The user code that a process needs first has been needed by [`OFTEN`] new ones, at the same address if code is for addresses. All
-    /// programs begin in the dynamic linker, so of a program those with its name count. `None` if the page is not there.
+    /// More than [`OFTEN`] new processes have begun in the page of user code that this process is in, at the same address if code is for
+    /// addresses. If this process is a program, only programs of the same name count: nearly all begin in the dynamic linker. `None` if the
+    /// page is not there.
     pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, role: Role) -> Option<bool> {
         let roots = Roots::from(vcpu);
         let access = Access { write: false, fetch: true, user: true, smap_override: false };
@@ -265,8 +266,8 @@ impl VcpuCode {
     }
 }
 
-/// A digest of the first argument of a program that has been loaded and has not run, which has this stack pointer (System V ABI, AMD64,
-/// 3.4.1). By it programs are told apart; two that have one name only count together.
+/// A digest of a program's first argument, by which programs are told apart. The program has been loaded and has not run, and `stack` is
+/// its stack pointer (System V ABI, AMD64, 3.4.1).
 fn name_of(ram: &Ram, roots: Roots, stack: u64) -> Option<u64> {
     let word = |at: u64| {
         let mut bytes = [0; 8];
@@ -276,9 +277,7 @@ fn name_of(ram: &Ram, roots: Roots, stack: u64) -> Option<u64> {
     let mut name = [0; NAME];
     read_user(ram, roots, word(stack.wrapping_add(8))?, &mut name)?;
     let len = name.iter().position(|byte| *byte == 0)?;
-    let mut hasher = FxHasher::default();
-    hasher.write(&name[..len]);
-    Some(hasher.finish())
+    Some(FxBuildHasher.hash_one(&name[..len]))
 }
 
 /// Reads the bytes at a GVA of a program's, up to the end of its page. `None` if they are not there.

@@ -116,7 +116,7 @@ pub fn kernel_fault_state(pc: u64) -> Option<KernelFaultState> {
     state_at(KERNEL_FAULTS, pc).map(KernelFaultState::from_word)
 }
 
-/// The word that a table has for a host PC.
+/// The word for the fault at a host PC, from the table of faults at this offset; `None` if the table has none for that PC.
 fn state_at(table: usize, pc: u64) -> Option<u64> {
     // SAFETY: the table has a slot for each PC.
     let [key, state] = unsafe { BlockTables(here(TABLES)).slot(table + fault_slot(pc) * 16) };

@@ -101,7 +101,7 @@ fn begin_again(vcpu: &mut VcpuPage, state: &FaultState) {
     vcpu.regs.rip = state.rip;
 }
 
-/// Takes off RSI and RDI what has been added for a string instruction.
+/// Takes from RSI and from RDI what the translation of a string instruction has added to each that is `moved`.
 fn move_back(gpr: &mut [u64; 16], moved: [bool; 2]) {
     let registers = [RSI, RDI].into_iter().zip(STRING_BIASES).zip(moved);
     for ((register, bias), _) in registers.filter(|(_, moved)| *moved) {
@@ -303,10 +303,10 @@ pub fn before_return(cx: &mut Context<'_>) {
     cx.vcpu.paging.faulted = [0; 4];
     let access = Access { user: code & USER != 0, ..user_access(code) };
     if let Walk::Found(leaf) = mmu::walk(cx, gva, access) {
-        match cx.vcpu.run.user_translated {
-            _ if code & DIRECT != 0 || !access.user => mmu::install(cx, gva, leaf, access),
-            0 => mmu::install(cx, gva, leaf, access),
-            _ => !access.fetch && lookup::enter(cx, gva, leaf, access),
+        let looks_up = access.user && code & DIRECT == 0 && cx.vcpu.run.user_translated != 0;
+        match looks_up {
+            true => !access.fetch && lookup::enter(cx, gva, leaf, access),
+            false => mmu::install(cx, gva, leaf, access),
         };
     }
 }

@@ -107,20 +107,20 @@ impl FaultState {
     }
 }
 
-/// Registers, by encoding, that hold what has been added to RSI and to RDI while the kernel's code executes a string instruction that may
-/// access memory of the user's.
+/// Registers, by encoding. A string instruction of the kernel's that may access the user's memory executes with RSI and RDI changed: the
+/// first of these registers holds what has been added to RSI, the second what has been added to RDI.
 pub const STRING_BIASES: [u8; 2] = [2, 3];
 
 /// What the state of the kernel's code was at the start of the instruction that has faulted at a host PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelFaultState {
-    /// The state but for RSI and RDI.
+    /// The state, but for what has been added to RSI and RDI.
     pub state: FaultState,
-    /// RSI, and RDI, have been changed by what a register holds ([`STRING_BIASES`]).
+    /// Whether something has been added to RSI, and to RDI ([`STRING_BIASES`]).
     pub moved: [bool; 2],
 }
 
-/// The bits of a word for RSI and for RDI. No address of the kernel's needs them.
+/// The bits of a word that say whether RSI and RDI are moved. The address needs neither, as the upper bits of all kernel addresses are alike.
 const MOVED: [u64; 2] = [1 << 62, 1 << 63];
 
 impl KernelFaultState {
@@ -244,8 +244,8 @@ mod tests {
         for (spilled, rip) in spills.into_iter().zip([0x7fff_ffff_effe, 0x1000, PLACE | 0x1234]) {
             let state = FaultState { rip, spilled };
             assert_eq!(FaultState::from_word(state.to_word()), state);
-            let state = FaultState { rip: !0 << 47 | rip & !PLACE, spilled };
-            for moved in [[false; 2], [true, false], [false, true]] {
+            let state = FaultState { rip: KERNEL_HALF | rip & !PLACE, spilled };
+            for moved in [[false; 2], [true, false], [false, true], [true; 2]] {
                 let state = KernelFaultState { state, moved };
                 assert_eq!(KernelFaultState::from_word(state.to_word()), state);
             }

@@ -30,5 +30,5 @@ pub const LOOKING: u32 = 1;
 pub const ANSWERED: u32 = 3;
 /// There is an answer for whoever is about to ring.
 pub const EARLY: u32 = 4;
-/// All requests of the queue are answered, and the driver wants no interrupt for that. A vCPU that waits for an answer goes on.
+/// All requests of the queue are answered, and the driver wants no interrupt. A vCPU that waits for an answer goes on without one.
 pub const SILENT: u32 = 5;

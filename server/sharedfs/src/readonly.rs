@@ -60,8 +60,8 @@ pub(crate) fn may_pass(request: &[u8]) -> bool {
     }
 }
 
-/// The error for a request that may not pass. A question that this server does not know is "not implemented", and not a change: Linux
-/// asks newer questions first (STATX since 6.6), and asks an older one when the server does not know the new one.
+/// The error for a request that may not pass: "read-only" for a change, and "not implemented" for what this server does not know.
+/// Linux asks newer questions first (STATX since 6.6), and an older one when it is told that the new one is not implemented.
 pub(crate) fn error_of(request: &[u8]) -> i32 {
     if is_one_of(&CHANGING, word(request, 4)) { EROFS } else { ENOSYS }
 }

@@ -35,8 +35,8 @@ const LOCAL: [u32; 8] = [
     0xca45_1a4e,
     0x2fc1_2fc1,
 ];
-/// Changes that the host is to tell us of: entries that come and go, content, attributes, and the end of writing. If a program writes to
-/// a file by a mapping, the host tells of that when the program closes the file.
+/// The changes in a folder that the host reports: entries that come and go, content, attributes, and that a file open for writing is
+/// closed. The last is all that shows of a program that writes by a mapping.
 const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE)

@@ -4,7 +4,10 @@
 use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use anyhow::{Context, Result};
-use harness::{peers::Userland, program};
+use harness::{
+    peers::{self, Userland},
+    program,
+};
 
 use super::packages::unpack_all;
 use crate::{
@@ -123,13 +126,9 @@ fn build_go(archive: &Archive, near: &Path, program: &Path) -> Result<()> {
 /// Compiles Python's modules, as Debian's maintainer scripts do. Otherwise the first program of a
 /// root that can be written would compile them, and each program of a disk that cannot.
 fn compile_python(root: &Path) -> Result<()> {
-    let libraries =
-        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|path| root.join(path));
-    let modules = root.join("usr/lib/python3.11");
-    let mut command = Command::new(libraries[0].join("ld-linux-x86-64.so.2"));
-    command.arg("--library-path").arg(std::env::join_paths(&libraries)?);
-    command.arg(root.join("usr/bin/python3.11")).args(["-I", "-S", "-m", "compileall", "-q"]);
-    output(command.arg("-s").arg(root).args(["-p", "/"]).arg(&modules))?;
+    let mut command = peers::loaded(root, "usr/bin/python3.11");
+    command.args(["-I", "-S", "-m", "compileall", "-q", "-p", "/", "-s"]).arg(root);
+    output(command.arg(root.join("usr/lib/python3.11")))?;
     Ok(())
 }
 

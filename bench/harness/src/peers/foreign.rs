@@ -4,15 +4,16 @@ use std::{path::Path, process::Command};
 
 /// Where a release keeps libraries, with or without merged `/usr`.
 const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
-const LOADERS: [&str; 2] = ["usr/lib64/ld-linux-x86-64.so.2", "lib64/ld-linux-x86-64.so.2"];
+/// The loader, beside libraries. The link to it in `lib64` may lead to the host's own.
+const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// The command that runs `program` of `root` by the C library there.
-pub(super) fn loaded(root: &Path, program: &str) -> Command {
-    let loader = LOADERS.map(|loader| root.join(loader)).into_iter().find(|path| path.exists());
-    let libraries = LIBRARIES.map(|directory| root.join(directory).display().to_string());
+pub fn loaded(root: &Path, program: &str) -> Command {
+    let folders = LIBRARIES.map(|directory| root.join(directory));
+    let loader = folders.iter().map(|folder| folder.join(LOADER)).find(|path| path.exists());
+    let libraries = folders.each_ref().map(|folder| folder.display().to_string());
     let mut command = Command::new(loader.unwrap_or_default());
     command.arg("--library-path").arg(libraries.join(":")).arg(root.join(program));
-    command.env("QEMU_MODULE_DIR", root.join(LIBRARIES[0]).join("qemu"));
     command
 }
 

@@ -10,6 +10,7 @@ mod qemu;
 mod ring3;
 mod uml;
 
+pub use foreign::loaded;
 use std::{fmt, fs, net::TcpListener, path::PathBuf, process::Command};
 
 use crate::{

@@ -13,6 +13,8 @@ const OVERRIDE: &str = "RING3_BENCH_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
 /// Firmware, where QEMU is not installed but unpacked.
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
+/// QEMU's modules, there.
+const MODULES: &str = "usr/lib/x86_64-linux-gnu/qemu";
 
 pub(super) fn find(setup: &Setup) -> Vec<PeerResult> {
     let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
@@ -30,6 +32,7 @@ fn network(forward: &PortForward) -> [String; 4] {
 
 fn newest(root: &Path) -> Command {
     let mut command = foreign::loaded(root, &format!("usr/bin/{PROGRAM}"));
+    command.env("QEMU_MODULE_DIR", root.join(MODULES));
     command.args(FIRMWARE.iter().flat_map(|path| ["-L".into(), root.join(path)]));
     command
 }

@@ -44,7 +44,8 @@ impl Nodes {
         }
     }
 
-    /// The version of a file's attributes that the guest has a lease on. `None` without a lease, or if the file is known by another name.
+    /// The version of a file's attributes that the guest may rely on by a lease. `None` if there is no lease, or if the file is known by
+    /// another name.
     pub(crate) fn leased(&self, id: u64, parent: u64, name: &CStr) -> Option<u64> {
         let node = self.nodes.get(&id).filter(|_| self.is_at(id, parent, name))?;
         node.lease
