@@ -3,7 +3,7 @@
 //! A hash of its address gives each page one place in the table; a new hint overwrites that of another page there. What a
 //! hint says is true, since every change of a mapping updates the page's hint.
 
-use crate::mmu::{LARGE, PAGE};
+use crate::mmu::PAGE;
 use core::arch::asm;
 use wedge_abi::{HINTS, Hint, Mapped, Rights};
 
@@ -38,11 +38,6 @@ pub fn forget(mapped: &mut Mapped, from: u64, to: u64) {
                 // SAFETY: a reference. Of plain stores the compiler makes a memset, which is not here.
                 unsafe { core::ptr::write_volatile(hint, Hint { page: 0, offset: 0 }) }
             }
-        }
-    }
-    for at in &mut mapped.larges {
-        if *at >= from && *at + LARGE <= to {
-            *at = 0;
         }
     }
 }
@@ -101,7 +96,7 @@ pub fn is_open_with(mapped: &Mapped, hva: u64, rights: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wedge_abi::MAX_LARGE;
+    use wedge_abi::Larges;
 
     const PAGES: [u64; 2] = [0x7f12_3456_7000, 0x7f12_3456_8000];
     const OFFSET: u64 = 0x1000;
@@ -116,7 +111,7 @@ mod tests {
             copied: 0,
             sites_closed: 0,
             shared_page: 0,
-            larges: [0; MAX_LARGE],
+            larges: Larges::NONE,
             hints: [Hint::default(); HINTS],
         }
     }

@@ -44,6 +44,7 @@ mod filter_tests;
 mod gates;
 mod hints;
 mod host;
+mod larges;
 pub mod lookup;
 pub mod mmu;
 pub mod model;

@@ -11,7 +11,7 @@ use crate::{
     Context, bias,
     hints::{self, KEPT},
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED},
-    lookup, reach, sites, text,
+    larges, lookup, reach, sites, text,
 };
 use core::sync::atomic::Ordering;
 use wedge_abi::{
@@ -258,15 +258,32 @@ fn map_large(cx: &mut Context<'_>, hva: u64, leaf: Leaf) -> bool {
 /// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
 fn make_of_large(cx: &mut Context<'_>, hva: u64, len: u64, offset: u64, rights: u64) -> bool {
     let base = hva & !(LARGE - 1);
-    let Some(free) = cx.shared.mapped.larges.iter().position(|at| *at == 0 || *at == base) else {
-        return false;
-    };
     let (owner, piece) = (Owner::User, len < LARGE);
-    let made = make(cx, New { hva, len, offset, shown: offset, rights, owner, piece });
-    if made && let Some(slot) = cx.shared.mapped.larges.get_mut(free) {
-        *slot = base;
+    let new = New { hva, len, offset, shown: offset, rights, owner, piece };
+    note_large(cx, base).is_some() && make(cx, new)
+}
+
+/// Something of the user's large page at `base` (HVA) is mapped, or about to be. If there is no room to note that, another
+/// large page is taken away, as after a flush. `None` if the host does not do that.
+pub fn note_large(cx: &mut Context<'_>, base: u64) -> Option<()> {
+    if let Some(other) = larges::in_the_way(&mut cx.shared.mapped.larges, base) {
+        if cx.shared.made.count as usize >= MAX_MADE || !drop_large(cx, other) {
+            return None;
+        }
+        note_dropped(cx.shared, other, LARGE);
     }
-    made
+    larges::add(&mut cx.shared.mapped.larges, base).then_some(())
+}
+
+/// Takes away what is mapped of the user's large page at `base` (HVA).
+fn drop_large(cx: &mut Context<'_>, base: u64) -> bool {
+    // SAFETY: pages of the user's.
+    let done = unsafe { cx.unmap(base, LARGE) == 0 };
+    if done {
+        hints::forget(&mut cx.shared.mapped, base, base + LARGE);
+        larges::forget(&mut cx.shared.mapped.larges, base, base + LARGE);
+    }
+    done
 }
 
 /// What is mapped there shows the page already, but is closed or allows less: its protection is changed,
@@ -561,7 +578,7 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
         return false;
     }
     let base = page & !(LARGE - 1);
-    let large = cx.shared.mapped.larges.contains(&base);
+    let large = larges::has(&cx.shared.mapped.larges, base);
     let [_, faulted, _, space] = cx.vcpu.paging.faulted;
     let answered = space == cx.vcpu.regs.cr3 && faulted & !(PAGE - 1) == page;
     if !large && answered && cx.vcpu.paging.deferred == 0 && cx.vcpu.regs.ac == 0 {
@@ -579,13 +596,9 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
         return true;
     }
     let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
-    // SAFETY: pages of the user's.
-    let done = if large { unsafe { cx.unmap(page, len) == 0 } } else { drop_page(cx, page) };
+    let done = if large { drop_large(cx, page) } else { drop_page(cx, page) };
     if !done {
         return false;
-    }
-    if large {
-        hints::forget(&mut cx.shared.mapped, page, page + len);
     }
     note_dropped(cx.shared, page, len);
     cx.vcpu.counters.invalidations += 1;

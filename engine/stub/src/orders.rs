@@ -3,7 +3,7 @@
 use crate::{
     Context, die, here, hints,
     host::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED},
-    mmu, sites, text,
+    larges, mmu, sites, text,
 };
 use wedge_abi::{
     Hint, MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP,
@@ -13,6 +13,8 @@ use wedge_abi::{
 const PAGE: u64 = 4096;
 /// ENOMEM: where a part of a range is not mapped, what is before that part has been changed.
 const NOT_MAPPED: i64 = -12;
+/// ENOMEM, too.
+const NO_MEMORY: i64 = -12;
 
 /// Carries out what the monitor has ordered, up to the first that fails.
 pub fn obey(cx: &mut Context<'_>) {
@@ -41,7 +43,7 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
             unsafe { cx.protect(start, len, 0) }
         }
         MapCommand::Unmap { start, len } => {
-            hints::forget(&mut cx.shared.mapped, start, start + len);
+            forget(cx, start, len);
             // SAFETY: as above.
             unsafe { cx.unmap(start, len) }
         }
@@ -74,11 +76,18 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
             hints::keep(&mut cx.shared.mapped, page, offset);
             0
         }
+        MapCommand::Large { base } => mmu::note_large(cx, base).map_or(NO_MEMORY, |()| 0),
         MapCommand::Map { start, len, offset, rights, owner } => {
-            hints::forget(&mut cx.shared.mapped, start, start + len);
+            forget(cx, start, len);
             map_ram(cx, start, len, offset, rights, owner)
         }
     }
+}
+
+/// A range (HVA, bytes) is mapped anew or not at all.
+fn forget(cx: &mut Context<'_>, start: u64, len: u64) {
+    hints::forget(&mut cx.shared.mapped, start, start + len);
+    larges::forget(&mut cx.shared.mapped.larges, start, start + len);
 }
 
 /// Ends the process if a command concerns what is the wedge's own.

@@ -128,6 +128,11 @@ pub enum MapCommand {
         /// What of RAM it shows, or is a copy of.
         offset: u64,
     },
+    /// Something of a large page of the guest's is mapped there for user code: an INVLPG of any part takes all of it away.
+    Large {
+        /// Its first address.
+        base: u64,
+    },
     /// The table of patched system calls is open to user code.
     OpenSites,
     /// That table is closed.
@@ -228,6 +233,7 @@ mod command_kind {
     pub const CLOSE_SITES: u32 = 7;
     pub const KEEP: u32 = 8;
     pub const CODE: u32 = 9;
+    pub const LARGE: u32 = 10;
 }
 
 /// What it may be in a report.
@@ -259,6 +265,7 @@ impl MapCommand {
                 RawChange::new(command_kind::PROTECT, start, len, 0).with(rights, Owner::User)
             }
             Self::Keep { page, offset } => RawChange::new(command_kind::KEEP, page, PAGE, offset),
+            Self::Large { base } => RawChange::new(command_kind::LARGE, base, LARGE, 0),
             Self::OpenSites => RawChange::new(command_kind::OPEN_SITES, 0, 0, 0),
             Self::CloseSites => RawChange::new(command_kind::CLOSE_SITES, 0, 0, 0),
         }
@@ -282,6 +289,7 @@ impl MapCommand {
             }
             command_kind::PROTECT => Some(Self::Protect { start, len, rights }),
             command_kind::KEEP => Some(Self::Keep { page: start, offset: data }),
+            command_kind::LARGE => Some(Self::Large { base: start }),
             command_kind::OPEN_SITES => Some(Self::OpenSites),
             command_kind::CLOSE_SITES => Some(Self::CloseSites),
             _ => None,
@@ -299,6 +307,7 @@ impl MapCommand {
                 (page, PAGE)
             }
             Self::Poke { address, len, .. } => (address, len),
+            Self::Large { base } => (base, LARGE),
             Self::OpenSites | Self::CloseSites => (0, 0),
         }
     }
@@ -431,6 +440,7 @@ mod tests {
             MapCommand::Poke { address: start + 17, len: 8, bytes: !0 },
             MapCommand::Protect { start, len, rights: Rights::NONE },
             MapCommand::Keep { page: start, offset: PAGE },
+            MapCommand::Large { base: start },
             MapCommand::OpenSites,
             MapCommand::CloseSites,
         ];

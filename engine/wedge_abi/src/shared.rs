@@ -95,8 +95,10 @@ pub struct Made {
     pub list: [RawChange; MAX_MADE],
 }
 
-/// Large user pages a wedge maps by itself.
-pub const MAX_LARGE: usize = 64;
+/// Sets of large pages of the user's that a wedge has mapped, and places in each: 8 GiB side by side.
+pub const LARGE_SETS: usize = 512;
+/// See [`LARGE_SETS`].
+pub const LARGE_WAYS: usize = 8;
 /// Hints about what is mapped.
 pub const HINTS: usize = 2048;
 
@@ -117,7 +119,7 @@ pub mod forks {
 pub struct Mapped {
     /// Mappings the wedge may still make by itself.
     pub budget: u64,
-    /// Not zero: the monitor has mapped something larger than a page among the user's.
+    /// Not zero: the monitor has mapped something among the user's that is part of a page larger than 2 MiB.
     pub large: u64,
     /// Not zero: user code is run translated, with look-ups.
     pub lookups: u64,
@@ -129,11 +131,25 @@ pub struct Mapped {
     pub sites_closed: u64,
     /// Offset in RAM of the last page of the user's that was mapped for reading only.
     pub shared_page: u64,
-    /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
-    /// none.
-    pub larges: [u64; MAX_LARGE],
+    /// See [`Larges`].
+    pub larges: Larges,
     /// Pages that the wedge has mapped or dropped, and nobody has changed since.
     pub hints: [Hint; HINTS],
+}
+
+/// The 2 MiB pages of the user's of which something is mapped that the wedge knows of: HVAs, zero for none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Larges {
+    /// The page's number modulo the number of sets tells which set it is in.
+    pub sets: [[u64; LARGE_WAYS]; LARGE_SETS],
+    /// How often one has made room for another.
+    pub evicted: u64,
+}
+
+impl Larges {
+    /// None is mapped.
+    pub const NONE: Self = Self { sets: [[0; LARGE_WAYS]; LARGE_SETS], evicted: 0 };
 }
 
 /// A page of the guest's and how it is mapped. Without protection it is closed: the mapping is there, and

@@ -11,7 +11,7 @@ use crate::{
 use fast::Process;
 use oracle::random::Random;
 use ram::Ram;
-use std::cell::RefCell;
+use std::{array::from_fn, cell::RefCell};
 use stub::{
     lookup::{self, LookupOutcome},
     mmu::{self, Walk},
@@ -19,8 +19,8 @@ use stub::{
 };
 use wedge::{Error, Pages};
 use wedge_abi::{
-    BIAS, FIRST_VERSION, KERNEL_START, MAX_MADE, MAX_ORDERS, MAX_TEXTS, MapCommand, MapReport, RAM,
-    REGIONS, SITES, Shared, TextPage, VcpuPage, keys, place, region,
+    BIAS, FIRST_VERSION, KERNEL_START, LARGE_SETS, MAX_MADE, MAX_ORDERS, MAX_TEXTS, MapCommand,
+    MapReport, RAM, REGIONS, SITES, Shared, TextPage, VcpuPage, keys, place, region,
 };
 use x86::paging::Access;
 use x86_interp::GuestRam;
@@ -30,6 +30,9 @@ const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
 /// Steps of guest code between two turns of the monitor, at most.
 const STRETCH: u64 = 16;
+/// First HVA of large pages that nothing is ever mapped in.
+const NOBODYS: u64 = 1 << 45;
+const LARGE: u64 = 1 << 21;
 /// What verified pages of translated code hold.
 const GENERATION: u64 = 1;
 /// Texts that pages belong to at first, by their addresses, and bytes of each.
@@ -115,10 +118,16 @@ impl Process for Wedge {
     fn max_mappings() -> usize {
         160
     }
-    fn start(ram: wedge::WedgeRam<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
+    fn start(ram: wedge::WedgeRam<'_>, _: &Pages, number: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
-        let lookups = Table::new();
-        Ok(Self { maps, lookups, shared: process::fresh_shared(&ram), orders, failed: false })
+        let (lookups, mut shared) = (Table::new(), process::fresh_shared(&ram));
+        // In every second wedge each large page takes another one's place.
+        if number.is_multiple_of(2) {
+            let nobodys =
+                |set: usize, way: usize| NOBODYS + (way * LARGE_SETS + set) as u64 * LARGE;
+            shared.mapped.larges.sets = from_fn(|set| from_fn(|way| nobodys(set, way)));
+        }
+        Ok(Self { maps, lookups, shared, orders, failed: false })
     }
     fn order(&mut self, order: MapCommand) -> Result<(), Error> {
         self.orders.push(order);

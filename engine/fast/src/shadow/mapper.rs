@@ -8,8 +8,8 @@ mod copies;
 mod large;
 
 use super::{
-    KERNEL_PAGE, LARGE_PAGES, PAGE, Place, hidden::Hidden, mappings::Mappings, near::SitesTable,
-    runs, seen::SeenTables,
+    KERNEL_PAGE, LARGE, LARGE_BITS, LARGE_PAGES, PAGE, Place, hidden::Hidden, mappings::Mappings,
+    near::SitesTable, runs, seen::SeenTables,
 };
 use crate::{
     process::Process,
@@ -257,7 +257,16 @@ impl<W: Process> Mapper<W> {
             (false, _) => self.map_patched(hva, offset, patches),
             (true, false) => self.order_mapping(hva, PAGE, offset, protection),
             (true, true) => self.map(hva, PAGE, offset, protection),
+        }?;
+        self.tell_of_large(place, found)
+    }
+
+    /// Something has been mapped because of a translation: the wedge is told if it is a piece of a large page of the user's.
+    fn tell_of_large(&mut self, place: Place, found: &Translation) -> Result<(), Error> {
+        if place.kernel || found.page_bits != LARGE_BITS {
+            return Ok(());
         }
+        self.wedge.order(MapCommand::Large { base: place.hva & !(LARGE - 1) })
     }
 
     /// Maps a page of the user's in place of another.

@@ -59,7 +59,7 @@ pub(super) struct Mappings {
     user_regions: Regions,
     /// The kernel's mappings that are not global.
     local: Locals,
-    /// A large page of the user's has been mapped by the monitor.
+    /// See [`Self::has_user_large`].
     user_large: bool,
     /// RAM pages (by offset) that memory without content may stand for.
     empty: FxHashSet<u64>,
@@ -105,7 +105,7 @@ impl Mappings {
         &mut self.near
     }
 
-    /// A large page of the user's has been mapped by the monitor, so the wedge does not know of it.
+    /// Something of a page larger than 2 MiB of the user's has been mapped, so each INVLPG is the monitor's to do.
     pub(super) fn has_user_large(&self) -> bool {
         self.user_large
     }
@@ -149,7 +149,7 @@ impl Mappings {
     pub(super) fn note(&mut self, place: Place, found: &Translation) {
         if found.page_bits > 12 {
             self.parts.insert(part(place.hva, found.page_bits));
-            self.user_large |= !place.kernel;
+            self.user_large |= !place.kernel && found.page_bits > LARGE_BITS;
         }
         if !place.kernel {
             self.user_regions.add(place.hva);

@@ -29,7 +29,8 @@ impl<W: Process> Mapper<W> {
                 self.mappings.add_closed(hva, offset);
                 self.map_patched(hva, offset, patches)
             }
-        }
+        }?;
+        self.tell_of_large(place, found)
     }
 
     /// Maps the shared copy of a page, which lies at an offset `copy` in the memory object.

@@ -51,6 +51,7 @@ impl<W: Process> Mapper<W> {
         let (offset, protection) =
             (first.offset - (base - start), protection(place, false, writable));
         self.map_run(ram, hva, Large { len, offset, writable, protection }, found.global)?;
+        self.tell_of_large(place, found)?;
         Ok(true)
     }
 

@@ -1,0 +1,96 @@
+//! The user's large pages of which the wedge has mapped something: a flush of any part of one drops all of it.
+//!
+//! Programs with much memory have hundreds of them, and each INVLPG asks. So a large page has its place in a set that its
+//! address tells: pages side by side lie in sets side by side.
+
+use crate::mmu::LARGE;
+use wedge_abi::{LARGE_SETS, LARGE_WAYS, Larges};
+
+/// Whether something of the large page at `base` (HVA) is mapped.
+pub fn has(larges: &Larges, base: u64) -> bool {
+    larges.sets.get(set(base)).is_some_and(|set| base != 0 && set.contains(&base))
+}
+
+/// Which other large page (HVA) has to go before the one at `base` can be noted, each time another one of those that are in
+/// the way.
+pub fn in_the_way(larges: &mut Larges, base: u64) -> Option<u64> {
+    let set = larges.sets.get(set(base))?;
+    if set.iter().any(|at| *at == base || *at == 0) {
+        return None;
+    }
+    larges.evicted = larges.evicted.wrapping_add(1);
+    set.get(larges.evicted as usize % LARGE_WAYS).copied()
+}
+
+/// Something of the large page at `base` (HVA) is mapped from now on. False if something is in the way.
+pub fn add(larges: &mut Larges, base: u64) -> bool {
+    if has(larges, base) {
+        return true;
+    }
+    let set = larges.sets.get_mut(set(base));
+    let free = set.and_then(|set| set.iter_mut().find(|at| **at == 0));
+    free.map(|at| *at = base).is_some()
+}
+
+/// A range of HVAs is mapped anew or not at all: large pages that lie in it as a whole are forgotten.
+pub fn forget(larges: &mut Larges, from: u64, to: u64) {
+    let within = |at: u64| at >= from && at + LARGE <= to;
+    if to - from >= LARGE_SETS as u64 * LARGE {
+        larges.sets.as_flattened_mut().iter_mut().filter(|at| within(**at)).for_each(|at| *at = 0);
+        return;
+    }
+    for base in (from.next_multiple_of(LARGE)..to).step_by(LARGE as usize) {
+        if within(base)
+            && let Some(set) = larges.sets.get_mut(set(base))
+        {
+            set.iter_mut().filter(|at| **at == base).for_each(|at| *at = 0);
+        }
+    }
+}
+
+fn set(base: u64) -> usize {
+    (base / LARGE) as usize % LARGE_SETS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: u64 = 0x7f12_3440_0000;
+    /// The next large page with a place in the same set.
+    const NEXT: u64 = LARGE_SETS as u64 * LARGE;
+
+    #[test]
+    fn one_makes_room_for_another() {
+        let mut larges = Larges::NONE;
+        for way in 0..LARGE_WAYS as u64 {
+            let base = FIRST + way * NEXT;
+            assert!(!has(&larges, base) && in_the_way(&mut larges, base).is_none());
+            assert!(add(&mut larges, base) && has(&larges, base));
+        }
+        assert_eq!(in_the_way(&mut larges, FIRST), None, "what is there has its place");
+        assert_eq!(in_the_way(&mut larges, FIRST + LARGE), None, "another set");
+        // Two that come in turns do not put each other out.
+        let more = [0, 1].map(|way| FIRST + (LARGE_WAYS as u64 + way) * NEXT);
+        for base in more {
+            let other = in_the_way(&mut larges, base).expect("the set is full");
+            assert!(has(&larges, other) && !add(&mut larges, base));
+            forget(&mut larges, other, other + LARGE);
+            assert!(add(&mut larges, base));
+        }
+        assert!(more.into_iter().all(|base| has(&larges, base)));
+    }
+
+    #[test]
+    fn what_lies_in_a_range_as_a_whole_is_forgotten() {
+        let bases: [u64; 4] = core::array::from_fn(|at| FIRST + at as u64 * LARGE);
+        // A short range and a long one take different ways.
+        for end in [bases[3] + LARGE - 1, FIRST + 3 * NEXT] {
+            let mut larges = Larges::NONE;
+            assert!(bases.into_iter().all(|base| add(&mut larges, base)));
+            forget(&mut larges, FIRST + 1, end);
+            let left = bases.map(|base| has(&larges, base));
+            assert_eq!(left, [true, false, false, end < bases[3] + LARGE]);
+        }
+    }
+}
