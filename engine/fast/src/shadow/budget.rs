@@ -24,8 +24,10 @@ pub(crate) fn most_entries(ram_pages: u64) -> usize {
     (1 << 18) + 3 * ram_pages as usize
 }
 
-/// So many of a hundred of them it may hold then; counting again soon is not worth it.
-const MAY_BE_LEFT: usize = 75;
+/// So many of a hundred mappings a space may hold when they are counted; counting again sooner is not worth it.
+const MAY_BE_LEFT: usize = 90;
+/// So many of a hundred a space gives up that holds more.
+const GIVEN_UP: usize = 25;
 
 impl<W: Process> Space<W> {
     /// What is kept of this space, in entries of all tables.
@@ -39,7 +41,7 @@ impl<W: Process> Space<W> {
             return Ok(());
         }
         if self.mapper.recount() > W::max_mappings() * MAY_BE_LEFT / 100 {
-            self.give_up_some(W::max_mappings() * (100 - MAY_BE_LEFT) / 100)?;
+            self.give_up_some(W::max_mappings() * GIVEN_UP / 100)?;
             self.pressure.note();
         }
         self.mapper.compact();

@@ -1,6 +1,9 @@
 //! How much is mapped, and how much is kept of it.
 
-use super::{super::LARGE, KERNEL_PAGE, Mappings, WRITE};
+use super::{super::LARGE, EXECUTE, KERNEL_PAGE, Mappings, PAGE, WRITE};
+
+/// A page (HVA), and its offset in RAM and protection.
+type MappedPage<'a> = (&'a u64, &'a (u64, u64));
 
 impl Mappings {
     /// What is kept, in entries of all tables.
@@ -35,10 +38,21 @@ impl Mappings {
         self.others += 2;
     }
 
-    /// Counts the mappings that are left. A page of the user's is one at the most, whatever has been cut out around it.
+    /// Counts the mappings that are left.
     pub(in super::super) fn recount(&mut self) -> usize {
-        self.made = self.user.len() + self.others;
+        self.made = self.user_runs() + self.others;
         self.made
+    }
+
+    /// Mappings of the user's pages: data that continues what is mapped before it, in RAM as well, is part of the same one.
+    fn user_runs(&self) -> usize {
+        let continues = |(before, page): (MappedPage<'_>, MappedPage<'_>)| {
+            let ((hva, (offset, rights)), (next, (next_offset, next_rights))) = (before, page);
+            let data = *rights != 0 && rights & EXECUTE == 0 && rights == next_rights;
+            data && *next == hva + PAGE && *next_offset == offset + PAGE
+        };
+        let pairs = self.user.iter().zip(self.user.iter().skip(1));
+        self.user.len() - pairs.filter(|pair| continues(*pair)).count()
     }
 
     /// The 2 MiB that each of so many of the user's pages lies in, from an HVA onwards and then from the lowest.
