@@ -1,7 +1,8 @@
 //! How many mappings the host has to hold for one space.
 //!
 //! The host allows so many to a process (`vm.max_map_count`), and a space stops before. Counting what is made is cheap, but
-//! says nothing of what has gone since; so when that count is at its end, what is left is counted, and only a space that
+//! says nothing of what has gone since, nor of pages that go on in RAM where others end, which the host makes one mapping of. So when
+//! that count is at its end, what is left is counted, and only a space that
 //! really holds too much gives some up: the user's pages behind those given up the last time, by address, a quarter of all there may be. To
 //! start over instead costs a program whose pages are many and far apart all of them each time. The tables that say where
 //! RAM pages are mapped hold on to what has gone in the same way, and are cleared of it at the same time.
@@ -109,6 +110,21 @@ mod tests {
         churn(&mut space);
         space.make_room().expect("listens");
         assert_eq!((space.mapper.mappings().made(), space.mapper.wedge().told.len()), (1, 0));
+    }
+
+    #[test]
+    fn pages_that_go_on_in_ram_count_as_one_mapping() {
+        let mut space = space();
+        // Three by three, with one left out between them, and the last ones elsewhere in RAM.
+        let pages = (0..=111u64).filter(|page| page % 4 != 3);
+        pages.clone().for_each(|page| space.absorb(mapped(page + 4)));
+        space.absorb(mapped_at(117 * PAGE, 7));
+        (200..=217).for_each(|page| space.absorb(mapped_at(page * PAGE, 2 * page)));
+        space.make_room().expect("listens");
+        assert_eq!(
+            (space.mapper.mappings().made(), space.mapper.wedge().told.len()),
+            (28 + 1 + 18, 0)
+        );
     }
 
     #[test]

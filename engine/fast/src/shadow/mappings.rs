@@ -12,8 +12,12 @@ mod reports;
 mod user;
 
 use super::{
-    EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE, local::Locals,
-    near::NearSites, part, places::Places, seen::SeenTables,
+    EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE,
+    local::Locals,
+    near::NearSites,
+    part,
+    places::Places,
+    seen::{PageBlock, SeenTables},
 };
 use crate::regions::{Regions, extent};
 use rustc_hash::FxHashSet;
@@ -77,7 +81,7 @@ impl Mappings {
     }
 
     /// The 2 MiB in which there are pages of the user's, by first HVA, ascending, and how many.
-    pub(super) fn user_blocks(&self) -> impl Iterator<Item = (u64, usize)> {
+    pub(super) fn user_blocks(&self) -> impl Iterator<Item = PageBlock> {
         self.user.blocks()
     }
 

@@ -7,7 +7,7 @@ use super::{
     mapper::{Mapper, is_still_large},
     mappings::{Large, Mappings},
     part,
-    seen::SeenTables,
+    seen::{PageBlock, SeenTables},
     walk::{Standing, Walker, compared, still_good},
 };
 use crate::process::Process;
@@ -133,10 +133,9 @@ impl<'a> Revalidation<'a> {
         let mut changes = Changes::default();
         let mut walker = Walker::new(self.ram, self.roots);
         seen.begin(self.roots);
-        for (start, count) in self.mappings.user_blocks() {
-            let worth = count > self.few;
-            if self.changed(start, worth, seen, &mut walker, &mut changes).is_none() {
-                for (hva, page) in self.mappings.user().range(start..start + LARGE) {
+        for block in self.mappings.user_blocks() {
+            if self.changed(block, seen, &mut walker, &mut changes).is_none() {
+                for (hva, page) in self.mappings.user().range(block.start..block.start + LARGE) {
                     let standing = self.standing(&mut walker, *hva, *page, false);
                     self.decide(&mut walker, (*hva, *page), standing, false, &mut changes);
                 }
@@ -147,17 +146,16 @@ impl<'a> Revalidation<'a> {
     }
 
     /// What has to happen to the pages of 2 MiB, of which only those are looked at that may be others now. `None` if all have
-    /// to be looked at; a copy of their table is made only if it is `worth` it.
+    /// to be looked at; a copy of their table is made only if the pages are not few.
     fn changed(
         &self,
-        start: u64,
-        worth: bool,
+        block: PageBlock,
         seen: &mut SeenTables,
         walker: &mut Walker<'_>,
         changes: &mut Changes,
     ) -> Option<()> {
-        let upper = walker.upper(start)?;
-        for (hva, entry) in seen.changed(self.ram, upper, start, worth)? {
+        let upper = walker.upper(block.start)?;
+        for (hva, entry) in seen.changed(self.ram, upper, block, block.pages > self.few)? {
             let Some(page) = self.mappings.user().get(&hva) else { continue };
             let found = walker.through(upper, entry, hva);
             let standing = compared(self.ram, found, hva, *page, self.mappings.parts(), false);
