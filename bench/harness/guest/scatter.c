@@ -13,6 +13,7 @@
 
 #define PAGE ((size_t)4096)
 #define MB ((size_t)1 << 20)
+#define LARGE ((size_t)2 << 20)
 enum { READS = 4096, READERS = 4 };
 
 static char *memory;
@@ -77,6 +78,19 @@ static const char *setup256(void) { return settled(private(256)); }
 static const char *setup512(void) { return settled(private(512)); }
 static const char *pool_setup(void) { return settled(setup(512 * MB, MAP_SHARED | MAP_ANONYMOUS)); }
 
+/* Large pages instead of scattered ones. */
+static const char *huge_setup(void)
+{
+    size_t size = 512 * MB;
+    pages = size / PAGE;
+    place = 0;
+    char *start = mmap(NULL, size + LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(start != MAP_FAILED, "no memory");
+    memory = (char *)(((uintptr_t)start + LARGE - 1) & ~(LARGE - 1));
+    CHECK(madvise(memory, size, MADV_HUGEPAGE) == 0, "there are no large pages");
+    return settled(touch());
+}
+
 static const char *file_setup(void)
 {
     file = open(scratch_file("scatter"), O_RDWR | O_CREAT | O_TRUNC, 0644);
@@ -128,7 +142,7 @@ static const char *touch_run(uint64_t n)
  * What is given back makes the kernel flush the whole TLB, and nothing of the scattered memory has changed: it must not
  * matter how much of it there is.
  */
-static const char *giveback_run(uint64_t n)
+static const char *give_back(uint64_t n, int reads)
 {
     const size_t size = 256 << 10;
     for (uint64_t i = 0; i < n; i++) {
@@ -137,11 +151,16 @@ static const char *giveback_run(uint64_t n)
         for (size_t at = 0; at < size; at += PAGE)
             more[at] = 1;
         CHECK(munmap(more, size) == 0, "cannot unmap");
-        uint64_t page = nth(place++);
-        CHECK(*word(page) == page + 1, "a page shows what is another's");
+        for (int read = 0; read < reads; read++) {
+            uint64_t page = nth(place++);
+            CHECK(*word(page) == page + 1, "a page shows what is another's");
+        }
     }
     return NULL;
 }
+
+static const char *giveback_run(uint64_t n) { return give_back(n, 1); }
+static const char *givehuge_run(uint64_t n) { return give_back(n, 64); }
 
 #define SCATTERED "scattered memory"
 #define CURVE(size) \
@@ -156,6 +175,7 @@ const struct row scatter_rows[] = {
     { "sharedpool4", SCATTERED, "the same, four processes, each forked and reading as much", pool_run, pool_setup, teardown },
     { "mapfile", SCATTERED, "the same of a file of 256 MB in memory, mapped", read_pages, file_setup, teardown },
     { "giveback", SCATTERED, "256 KB mapped, touched and unmapped, beside 64 MB of such pages", giveback_run, setup64, teardown },
+    { "givehuge", SCATTERED, "the same beside 512 MB in large pages, of which 64 are read", givehuge_run, huge_setup, teardown },
     { "firsttouch", SCATTERED, "first touch of 16 MB at random, in pages of 4 KB", touch_run, NULL, NULL },
     ROWS_END,
 };

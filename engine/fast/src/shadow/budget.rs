@@ -1,11 +1,11 @@
 //! How many mappings the host has to hold for one space.
 //!
-//! The host allows so many to a process (`vm.max_map_count`), and a space stops before. Counting what is made is cheap, but
-//! says nothing of what has gone since, nor of pages that go on in RAM where others end, which the host makes one mapping of. So when
-//! that count is at its end, what is left is counted, and only a space that
-//! really holds too much gives some up: the user's pages behind those given up the last time, by address, a quarter of all there may be. To
-//! start over instead costs a program whose pages are many and far apart all of them each time. The tables that say where
-//! RAM pages are mapped hold on to what has gone in the same way, and are cleared of it at the same time.
+//! The host allows so many to a process (`vm.max_map_count`), and a space stops before. Counting what is made is cheap,
+//! but says nothing of what has gone since, nor of pages that go on in RAM where others end, which the host makes one
+//! mapping of. So when that count is at its end, what is left is counted, and only a space that really holds too much
+//! gives some up: the user's pages behind those given up the last time, by address, a quarter of all there may be. To
+//! start over instead costs a program whose pages are many and far apart all of them each time. The tables that say
+//! where RAM pages are mapped hold on to what has gone in the same way, and are cleared of it at the same time.
 //!
 //! A mapping that is cut into three counts as two, so the host's count can be the larger one. If the host then refuses one,
 //! the space starts over (`Fast::enter`): slow, and right.
