@@ -106,6 +106,9 @@ const LEAF7_EDX_HOST: u32 = bits(&[4]);
 const LEAF7_EDX_OURS: u32 = bits(&[26, 27, 29]);
 /// Highest subleaf of leaf 7.
 const LEAF7_SUBLEAVES: u32 = 2;
+/// Leaf 7, subleaf 1, EAX: FSRS (bit 11), whatever the host has. A kernel clears memory by REP STOSB then. Its loops of stores take
+/// several times as long: each store is translated by itself.
+const LEAF7_1_EAX_OURS: u32 = bits(&[11]);
 /// Leaf 7 subleaf 2 EDX, ours: SPEC_CTRL has BHI_DIS_S. Kernels that have it need not clear the
 /// branch history by a loop of jumps at every entry, which a translator would pay for.
 const LEAF7_2_EDX: u32 = bits(&[4]);
@@ -201,6 +204,7 @@ impl Model {
             // The local APIC timer runs in every power state.
             0x6 => CpuidResult::new(1 << 2, 0, 0, 0),
             0x7 if subleaf == 0 => self.leaf7,
+            0x7 if subleaf == 1 => CpuidResult::new(LEAF7_1_EAX_OURS, 0, 0, 0),
             0x7 if subleaf == 2 => CpuidResult::new(0, 0, 0, LEAF7_2_EDX),
             0xb => self.topology(subleaf, apic_id),
             0xd => xsave(subleaf, self.leaf1_ecx & AVX != 0),
@@ -382,7 +386,11 @@ mod tests {
         for (name, bit) in [("UINTR", 5), ("IBT", 20), ("AMX_TILE", 24), ("SERIALIZE", 14)] {
             assert_eq!(leaf7.edx >> bit & 1, 0, "{name}");
         }
-        assert_eq!(model.query(7, 1, 0), CpuidResult::default(), "no AVX-VNNI, FRED, LAM");
+        assert_eq!(
+            model.query(7, 1, 0),
+            CpuidResult::new(1 << 11, 0, 0, 0),
+            "no AVX-VNNI, FRED, LAM"
+        );
         assert_eq!(model.query(7, 3, 0), CpuidResult::default());
         assert_eq!(model.query(0xa, 0, 0), CpuidResult::default(), "no PMU");
         let compaction_and_supervisor = model.query(0xd, 1, 0).eax & 0b1010;
