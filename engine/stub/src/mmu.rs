@@ -16,7 +16,7 @@ use crate::{
 use core::sync::atomic::Ordering;
 use wedge_abi::{
     BORDER, CODE_MARKS, COPIED_PAGE, EMPTY_PAGE, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON,
-    REGIONS, Rights, SITES, Shared, region,
+    REGIONS, Rights, SITES, Shared, TOP, region,
 };
 use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
@@ -258,6 +258,9 @@ fn map_large(cx: &mut Context<'_>, hva: u64, leaf: Leaf) -> bool {
 /// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
 fn make_of_large(cx: &mut Context<'_>, hva: u64, len: u64, offset: u64, rights: u64) -> bool {
     let base = hva & !(LARGE - 1);
+    if base + LARGE > TOP as u64 {
+        return false;
+    }
     let (owner, piece) = (Owner::User, len < LARGE);
     let new = New { hva, len, offset, shown: offset, rights, owner, piece };
     note_large(cx, base).is_some() && make(cx, new)

@@ -119,7 +119,7 @@ pub mod forks {
 pub struct Mapped {
     /// Mappings the wedge may still make by itself.
     pub budget: u64,
-    /// Not zero: the monitor has mapped something among the user's that is part of a page larger than 2 MiB.
+    /// Not zero: the monitor has mapped something among the user's that is part of a large page which the wedge cannot take away.
     pub large: u64,
     /// Not zero: user code is run translated, with look-ups.
     pub lookups: u64,

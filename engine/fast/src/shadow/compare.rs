@@ -128,7 +128,7 @@ impl<W: Process> Space<W> {
     fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
         self.mapper.forget_program();
         self.revalidate_local(ram, roots)?;
-        // While there are pages larger than 2 MiB, each INVLPG is the monitor's to do.
+        // While there are such pages, each INVLPG is the monitor's to do.
         if self.mapper.mappings().has_user_large() || owner == Owner::Other {
             return self.mapper.clear_user();
         }

@@ -261,12 +261,18 @@ impl<W: Process> Mapper<W> {
         self.tell_of_large(place, found)
     }
 
-    /// Something has been mapped because of a translation: the wedge is told if it is a piece of a large page of the user's.
+    /// Something has been mapped because of a translation: the wedge is told if it is a piece of a large page of the user's. If not
+    /// all of that page may hold guest pages, the wedge must not take it away as a whole, and leaves INVLPGs to the monitor.
     fn tell_of_large(&mut self, place: Place, found: &Translation) -> Result<(), Error> {
         if place.kernel || found.page_bits != LARGE_BITS {
             return Ok(());
         }
-        self.wedge.order(MapCommand::Large { base: place.hva & !(LARGE - 1) })
+        let base = place.hva & !(LARGE - 1);
+        if regions::mappable_parts(self.base, base, LARGE).ne([(base, base + LARGE)]) {
+            self.mappings.note_odd_large();
+            return Ok(());
+        }
+        self.wedge.order(MapCommand::Large { base })
     }
 
     /// Maps a page of the user's in place of another.

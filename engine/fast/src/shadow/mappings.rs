@@ -80,7 +80,7 @@ impl Mappings {
         &self.user
     }
 
-    /// The 2 MiB in which there are pages of the user's, by first HVA, ascending, and how many.
+    /// The 2 MiB in which there are pages of the user's, ascending.
     pub(super) fn user_blocks(&self) -> impl Iterator<Item = PageBlock> {
         self.user.blocks()
     }
@@ -109,9 +109,15 @@ impl Mappings {
         &mut self.near
     }
 
-    /// Something of a page larger than 2 MiB of the user's has been mapped, so each INVLPG is the monitor's to do.
+    /// Something of a large page of the user's has been mapped that the wedge cannot take away as a whole, because the page is larger
+    /// than 2 MiB or lies where not all may be mapped. So each INVLPG is the monitor's to do.
     pub(super) fn has_user_large(&self) -> bool {
         self.user_large
+    }
+
+    /// See [`Self::has_user_large`].
+    pub(super) fn note_odd_large(&mut self) {
+        self.user_large = true;
     }
 
     /// A changed copy of a RAM page has been mapped at an HVA.

@@ -145,6 +145,32 @@ fn neighbour(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::Listener;
+    use wedge_abi::{MapCommand, TOP};
+
+    /// Where not all of a large page may be mapped, wedges would take away what is theirs, or what the host does not have.
+    #[test]
+    fn wedges_are_told_of_large_pages_that_they_can_take_away() {
+        let small = TOP as u64 - PAGE;
+        for (hva, told) in [(0x12_0000, false), (0x4567_8000, true), (small, false)] {
+            let mut mapper = Mapper::new(Listener::default(), Base::default());
+            let (place, gpa) = (Place { gva: hva, hva, kernel: false }, hva % LARGE);
+            let found = Translation {
+                gpa,
+                page_bits: 21,
+                writable: false,
+                user: true,
+                executable: false,
+                global: false,
+                dirty: false,
+                seems_written: false,
+            };
+            mapper.map_page(place, &found, gpa, Rights::READ.bits(), &[]).expect("listens");
+            let large = MapCommand::Large { base: hva & !(LARGE - 1) };
+            assert_eq!(mapper.wedge().told.contains(&large), told, "{hva:#x}");
+            assert_eq!(mapper.mappings().has_user_large(), !told, "{hva:#x}");
+        }
+    }
 
     #[test]
     fn pages_that_lie_near_each_other_are_closed_together() {
