@@ -8,7 +8,8 @@ use wedge_abi::{LARGE_SETS, LARGE_WAYS, Larges};
 
 /// Whether something of the large page at `base` (HVA) is mapped.
 pub fn has(larges: &Larges, base: u64) -> bool {
-    larges.sets.get(set(base)).is_some_and(|set| base != 0 && set.contains(&base))
+    let is_there = |set: &[u64; LARGE_WAYS]| base != 0 && set.contains(&base);
+    larges.noted != 0 && larges.sets.get(set(base)).is_some_and(is_there)
 }
 
 /// Which other large page (HVA) has to go before the one at `base` can be noted, each time another one of those that are in
@@ -29,23 +30,37 @@ pub fn add(larges: &mut Larges, base: u64) -> bool {
     }
     let set = larges.sets.get_mut(set(base));
     let free = set.and_then(|set| set.iter_mut().find(|at| **at == 0));
-    free.map(|at| *at = base).is_some()
+    let added = free.map(|at| *at = base).is_some();
+    larges.noted += u64::from(added);
+    added
 }
 
 /// A range of HVAs is mapped anew or not at all: large pages that lie in it as a whole are forgotten.
 pub fn forget(larges: &mut Larges, from: u64, to: u64) {
-    let within = |at: u64| at >= from && at + LARGE <= to;
+    if larges.noted == 0 {
+        return;
+    }
     if to - from >= LARGE_SETS as u64 * LARGE {
-        larges.sets.as_flattened_mut().iter_mut().filter(|at| within(**at)).for_each(|at| *at = 0);
+        let all = larges.sets.as_flattened_mut();
+        larges.noted -= take_out(all, |at| at != 0 && at >= from && at + LARGE <= to);
         return;
     }
     for base in (from.next_multiple_of(LARGE)..to).step_by(LARGE as usize) {
-        if within(base)
+        if base + LARGE <= to
             && let Some(set) = larges.sets.get_mut(set(base))
         {
-            set.iter_mut().filter(|at| **at == base).for_each(|at| *at = 0);
+            larges.noted -= take_out(set, |at| at != 0 && at == base);
         }
     }
+}
+
+/// Takes large pages out of their places; how many.
+fn take_out(places: &mut [u64], goes: impl Fn(u64) -> bool) -> u64 {
+    let mut gone = 0;
+    for at in places.iter_mut().filter(|at| goes(**at)) {
+        (*at, gone) = (0, gone + 1);
+    }
+    gone
 }
 
 fn set(base: u64) -> usize {
@@ -91,6 +106,7 @@ mod tests {
             forget(&mut larges, FIRST + 1, end);
             let left = bases.map(|base| has(&larges, base));
             assert_eq!(left, [true, false, false, end < bases[3] + LARGE]);
+            assert_eq!(larges.noted, left.iter().filter(|left| **left).count() as u64);
         }
     }
 }

@@ -143,13 +143,15 @@ pub struct Mapped {
 pub struct Larges {
     /// The page's number modulo the number of sets tells which set it is in.
     pub sets: [[u64; LARGE_WAYS]; LARGE_SETS],
+    /// How many there are. While there are none nobody looks at the sets, which take memory once they are looked at.
+    pub noted: u64,
     /// How often one has made room for another.
     pub evicted: u64,
 }
 
 impl Larges {
     /// None is mapped.
-    pub const NONE: Self = Self { sets: [[0; LARGE_WAYS]; LARGE_SETS], evicted: 0 };
+    pub const NONE: Self = Self { sets: [[0; LARGE_WAYS]; LARGE_SETS], noted: 0, evicted: 0 };
 }
 
 /// A page of the guest's and how it is mapped. Without protection it is closed: the mapping is there, and

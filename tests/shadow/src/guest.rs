@@ -19,8 +19,8 @@ use stub::{
 };
 use wedge::{Error, Pages};
 use wedge_abi::{
-    BIAS, FIRST_VERSION, KERNEL_START, LARGE_SETS, MAX_MADE, MAX_ORDERS, MAX_TEXTS, MapCommand,
-    MapReport, RAM, REGIONS, SITES, Shared, TextPage, VcpuPage, keys, place, region,
+    BIAS, FIRST_VERSION, KERNEL_START, LARGE_SETS, LARGE_WAYS, MAX_MADE, MAX_ORDERS, MAX_TEXTS,
+    MapCommand, MapReport, RAM, REGIONS, SITES, Shared, TextPage, VcpuPage, keys, place, region,
 };
 use x86::paging::Access;
 use x86_interp::GuestRam;
@@ -126,6 +126,7 @@ impl Process for Wedge {
             let nobodys =
                 |set: usize, way: usize| NOBODYS + (way * LARGE_SETS + set) as u64 * LARGE;
             shared.mapped.larges.sets = from_fn(|set| from_fn(|way| nobodys(set, way)));
+            shared.mapped.larges.noted = (LARGE_SETS * LARGE_WAYS) as u64;
         }
         Ok(Self { maps, lookups, shared, orders, failed: false })
     }
