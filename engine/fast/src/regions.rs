@@ -85,6 +85,11 @@ pub fn mappable_parts(base: Base, start: u64, len: u64) -> impl Iterator<Item = 
     mappable(base).into_iter().map(cut).filter(|(from, to)| from < to)
 }
 
+/// Guest pages may lie anywhere in a range.
+pub fn is_wholly_mappable(base: Base, start: u64, len: u64) -> bool {
+    mappable_parts(base, start, len).eq([(start, start + len)])
+}
+
 /// An HVA lies in the table of patched system calls.
 pub fn is_in_sites(hva: u64) -> bool {
     hva.wrapping_sub(SITES as u64) < SITES_LEN as u64

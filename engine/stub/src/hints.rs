@@ -3,7 +3,7 @@
 //! A hash of its address gives each page one place in the table; a new hint overwrites that of another page there. What a
 //! hint says is true, since every change of a mapping updates the page's hint.
 
-use crate::mmu::PAGE;
+use crate::{larges, mmu::PAGE};
 use core::arch::asm;
 use wedge_abi::{HINTS, Hint, Mapped, Rights};
 
@@ -28,7 +28,13 @@ pub fn set(mapped: &mut Mapped, page: u64, is: Hint) {
     }
 }
 
-/// A range is mapped anew or not at all.
+/// A range of HVAs is mapped anew or not at all: nothing is remembered of it, nor of large pages that lie in it as a whole.
+pub fn forget_mapped(mapped: &mut Mapped, from: u64, to: u64) {
+    forget(mapped, from, to);
+    larges::forget(&mut mapped.larges, from, to);
+}
+
+/// Forgets the hints of the pages in a range of HVAs.
 pub fn forget(mapped: &mut Mapped, from: u64, to: u64) {
     if to - from > HINTS as u64 * PAGE {
         clear(mapped);

@@ -1,7 +1,7 @@
 //! The user's large pages of which the wedge has mapped something: a flush of any part of one drops all of it.
 //!
-//! Programs with much memory have hundreds of them, and each INVLPG asks. So a large page has its place in a set that its
-//! address tells: pages side by side lie in sets side by side.
+//! Programs with much memory have hundreds of large pages, and each INVLPG asks whether its page is a part of one. So a large
+//! page's address tells in which set the page is noted. Neighbours are noted in neighbouring sets.
 
 use crate::mmu::LARGE;
 use wedge_abi::{LARGE_SETS, LARGE_WAYS, Larges};
@@ -12,8 +12,8 @@ pub fn has(larges: &Larges, base: u64) -> bool {
     larges.noted != 0 && larges.sets.get(set(base)).is_some_and(is_there)
 }
 
-/// Which other large page (HVA) has to go before the one at `base` can be noted, each time another one of those that are in
-/// the way.
+/// Which other large page (HVA) has to go before the large page at `base` can be noted; `None` if none has. Each page of a full set
+/// is named in its turn.
 pub fn in_the_way(larges: &mut Larges, base: u64) -> Option<u64> {
     let set = larges.sets.get(set(base))?;
     if set.iter().any(|at| *at == base || *at == 0) {
@@ -35,7 +35,7 @@ pub fn add(larges: &mut Larges, base: u64) -> bool {
     added
 }
 
-/// A range of HVAs is mapped anew or not at all: large pages that lie in it as a whole are forgotten.
+/// Forgets the large pages that lie in a range of HVAs as a whole.
 pub fn forget(larges: &mut Larges, from: u64, to: u64) {
     if larges.noted == 0 {
         return;
@@ -54,7 +54,7 @@ pub fn forget(larges: &mut Larges, from: u64, to: u64) {
     }
 }
 
-/// Takes large pages out of their places; how many.
+/// Empties the places whose large page `goes`; how many they were.
 fn take_out(places: &mut [u64], goes: impl Fn(u64) -> bool) -> u64 {
     let mut gone = 0;
     for at in places.iter_mut().filter(|at| goes(**at)) {

@@ -283,8 +283,7 @@ fn drop_large(cx: &mut Context<'_>, base: u64) -> bool {
     // SAFETY: pages of the user's.
     let done = unsafe { cx.unmap(base, LARGE) == 0 };
     if done {
-        hints::forget(&mut cx.shared.mapped, base, base + LARGE);
-        larges::forget(&mut cx.shared.mapped.larges, base, base + LARGE);
+        hints::forget_mapped(&mut cx.shared.mapped, base, base + LARGE);
     }
     done
 }

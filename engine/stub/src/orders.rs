@@ -3,7 +3,7 @@
 use crate::{
     Context, die, here, hints,
     host::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED},
-    larges, mmu, sites, text,
+    mmu, sites, text,
 };
 use wedge_abi::{
     Hint, MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP,
@@ -43,7 +43,7 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
             unsafe { cx.protect(start, len, 0) }
         }
         MapCommand::Unmap { start, len } => {
-            forget(cx, start, len);
+            hints::forget_mapped(&mut cx.shared.mapped, start, start + len);
             // SAFETY: as above.
             unsafe { cx.unmap(start, len) }
         }
@@ -78,16 +78,10 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
         }
         MapCommand::Large { base } => mmu::note_large(cx, base).map_or(NO_MEMORY, |()| 0),
         MapCommand::Map { start, len, offset, rights, owner } => {
-            forget(cx, start, len);
+            hints::forget_mapped(&mut cx.shared.mapped, start, start + len);
             map_ram(cx, start, len, offset, rights, owner)
         }
     }
-}
-
-/// A range (HVA, bytes) is mapped anew or not at all.
-fn forget(cx: &mut Context<'_>, start: u64, len: u64) {
-    hints::forget(&mut cx.shared.mapped, start, start + len);
-    larges::forget(&mut cx.shared.mapped.larges, start, start + len);
 }
 
 /// Ends the process if a command concerns what is the wedge's own.

@@ -120,7 +120,8 @@ pub struct KernelFaultState {
     pub moved: [bool; 2],
 }
 
-/// The bits of a word that say whether RSI and RDI are moved. The address needs neither, as the upper bits of all kernel addresses are alike.
+/// The bits of a word that say whether RSI and RDI are moved. The address in the word can
+/// spare them, as the upper bits of all kernel addresses are alike.
 const MOVED: [u64; 2] = [1 << 62, 1 << 63];
 
 impl KernelFaultState {

@@ -106,8 +106,8 @@ const LEAF7_EDX_HOST: u32 = bits(&[4]);
 const LEAF7_EDX_OURS: u32 = bits(&[26, 27, 29]);
 /// Highest subleaf of leaf 7.
 const LEAF7_SUBLEAVES: u32 = 2;
-/// Leaf 7, subleaf 1, EAX: FSRS (bit 11), whatever the host has. A kernel clears memory by REP STOSB then. Its loops of stores take
-/// several times as long: each store is translated by itself.
+/// Leaf 7 subleaf 1 EAX, ours: fast short REP STOSB. Kernels that have it clear memory by that instruction. Others
+/// do so by loops of stores, which take several times as long here, as each store is translated by itself.
 const LEAF7_1_EAX_OURS: u32 = bits(&[11]);
 /// Leaf 7 subleaf 2 EDX, ours: SPEC_CTRL has BHI_DIS_S. Kernels that have it need not clear the
 /// branch history by a loop of jumps at every entry, which a translator would pay for.

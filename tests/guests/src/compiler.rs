@@ -7,6 +7,9 @@ use std::{
     process::Command,
 };
 
+/// The folder of what programs include.
+const INCLUDES: &str = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/tests");
+
 /// Compiles a program from its text into a folder, with options (words) for the host's `cc`; where the program is.
 ///
 /// # Errors
@@ -15,7 +18,7 @@ pub fn compile(directory: &Path, name: &str, text: &str, options: &str) -> Resul
     let (source, program) = (directory.join(name).with_extension("c"), directory.join(name));
     fs::write(&source, text)?;
     let mut compiler = Command::new("cc");
-    compiler.args(options.split_whitespace()).arg(&source).arg("-o").arg(&program);
+    compiler.arg(INCLUDES).args(options.split_whitespace()).arg(&source).arg("-o").arg(&program);
     let done = compiler.status().context("cannot run cc: install gcc")?;
     ensure!(done.success(), "{compiler:?} ended with {done}");
     Ok(program)

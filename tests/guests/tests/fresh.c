@@ -9,29 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "rounds.h"
+
 #define PAGE 4096
 #define PAGES 12
 #define LENGTH (PAGES * PAGE)
 #define ROUNDS 3000
 
 static unsigned char data[2 * LENGTH];
-static unsigned long seed = 1;
-
-static unsigned long below(unsigned long limit)
-{
-    seed = seed * 6364136223846793005 + 1442695040888963407;
-    return (seed >> 33) % limit;
-}
-
-static void check(int right, const char *what, int round)
-{
-    if (right)
-        return;
-    printf("wrong: %s in round %d\n", what, round);
-    fflush(stdout);
-    _exit(1);
-}
-
 static unsigned char *fresh(void)
 {
     int how = MAP_PRIVATE | MAP_ANONYMOUS;

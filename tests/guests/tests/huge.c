@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "rounds.h"
+
 #define PAGE 4096UL
 #define LARGE (2UL << 20)
 #define APART (1UL << 30)
@@ -19,22 +21,6 @@
 
 static char *pages[PAGES];
 static uint64_t expected[PAGES][WORDS];
-static uint64_t seed = 1;
-
-static unsigned long below(unsigned long limit)
-{
-    seed = seed * 6364136223846793005 + 1442695040888963407;
-    return (seed >> 33) % limit;
-}
-
-static void check(int right, const char *what, int round)
-{
-    if (right)
-        return;
-    printf("wrong: %s in round %d\n", what, round);
-    fflush(stdout);
-    _exit(1);
-}
 
 /* Memory that is there when it is touched, from an address on that a large page can have. */
 static char *reserve(size_t len, int rights)

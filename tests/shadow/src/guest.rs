@@ -5,7 +5,7 @@
 
 use crate::{
     process::{self, Mappings, PAGE, Table},
-    tables::{self, Tables},
+    tables::{self, LARGE, Tables},
     tlb::{self, Tlb},
 };
 use fast::Process;
@@ -32,7 +32,6 @@ const EXECUTE: u64 = 4;
 const STRETCH: u64 = 16;
 /// First HVA of large pages that nothing is ever mapped in.
 const NOBODYS: u64 = 1 << 45;
-const LARGE: u64 = 1 << 21;
 /// What verified pages of translated code hold.
 const GENERATION: u64 = 1;
 /// Texts that pages belong to at first, by their addresses, and bytes of each.

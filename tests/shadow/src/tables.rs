@@ -24,7 +24,7 @@ const LARGE_FRAMES: [u64; 2] = [0x80_0000, 0xa0_0000];
 const DEVICE: u64 = 0xfee0_0000;
 const TABLES: u64 = 0x10_0000;
 const PAGE: u64 = 4096;
-const LARGE: u64 = 1 << 21;
+pub const LARGE: u64 = 1 << 21;
 /// 2 MiB areas of user addresses in use: of a program, in regions of the kernel's, and, but in the first space,
 /// beside the table of patched system calls.
 const USER: [u64; 5] =

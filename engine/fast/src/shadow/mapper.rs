@@ -261,18 +261,18 @@ impl<W: Process> Mapper<W> {
         self.tell_of_large(place, found)
     }
 
-    /// Something has been mapped because of a translation: the wedge is told if it is a piece of a large page of the user's. If not
-    /// all of that page may hold guest pages, the wedge must not take it away as a whole, and leaves INVLPGs to the monitor.
+    /// Something has been mapped because of a translation. If it belongs to a large page of the user's, the wedge is told, which takes
+    /// away all of that page at INVLPG. Where the wedge cannot do that, each INVLPG is the monitor's from now on.
     fn tell_of_large(&mut self, place: Place, found: &Translation) -> Result<(), Error> {
-        if place.kernel || found.page_bits != LARGE_BITS {
+        if place.kernel || found.page_bits < LARGE_BITS {
             return Ok(());
         }
         let base = place.hva & !(LARGE - 1);
-        if regions::mappable_parts(self.base, base, LARGE).ne([(base, base + LARGE)]) {
-            self.mappings.note_odd_large();
-            return Ok(());
+        if found.page_bits == LARGE_BITS && regions::is_wholly_mappable(self.base, base, LARGE) {
+            return self.wedge.order(MapCommand::Large { base });
         }
-        self.wedge.order(MapCommand::Large { base })
+        self.mappings.note_odd_large();
+        Ok(())
     }
 
     /// Maps a page of the user's in place of another.

@@ -109,8 +109,8 @@ impl Mappings {
         &mut self.near
     }
 
-    /// Something of a large page of the user's has been mapped that the wedge cannot take away as a whole, because the page is larger
-    /// than 2 MiB or lies where not all may be mapped. So each INVLPG is the monitor's to do.
+    /// Each INVLPG is the monitor's to do. A part of a large page of the user's is mapped, and the wedge cannot take away the whole
+    /// page: the page is larger than 2 MiB, or not all of its addresses may hold guest pages.
     pub(super) fn has_user_large(&self) -> bool {
         self.user_large
     }
@@ -159,7 +159,6 @@ impl Mappings {
     pub(super) fn note(&mut self, place: Place, found: &Translation) {
         if found.page_bits > 12 {
             self.parts.insert(part(place.hva, found.page_bits));
-            self.user_large |= !place.kernel && found.page_bits > LARGE_BITS;
         }
         if !place.kernel {
             self.user_regions.add(place.hva);

@@ -3,8 +3,8 @@
 //! A flush asks of each page that is mapped whether the page tables still say so. Programs flush often, whenever they
 //! give memory back, and may have tens of thousands of pages mapped, of which hardly any has another entry than at the
 //! last flush. So a copy of each table of small pages is kept, and a page is looked at only if its entry is another one
-//! now, or if what is mapped there has changed since. Of a table only the parts are copied by whose entries pages are mapped:
-//! a heap that has some 64 pages in each of many 2 MiB has an eighth to compare.
+//! now, or if what is mapped there has changed since. A table is copied in parts, and only those parts that map pages. So a heap
+//! with 64 pages in each of many 2 MiB has an eighth of each table to compare.
 //!
 //! What holds between two comparisons: a page that is mapped, and not doubted, is what its entry in the copy says.
 
@@ -19,7 +19,7 @@ use x86::{
 
 /// Entries of a page table.
 const ENTRIES: usize = 512;
-/// Parts of a page table that are copied by themselves.
+/// How many parts a page table has. Each part is copied by itself.
 pub(super) const PARTS: usize = 8;
 /// Entries of a part.
 const PART: usize = ENTRIES / PARTS;
@@ -119,8 +119,8 @@ impl SeenTables {
         }
     }
 
-    /// The pages (HVA) in a block that have to be compared, ascending, and the entry of each; `upper` leads to
-    /// their table. `None` if there is no such table in RAM. `None`, too, if there is no copy of the table and none is made:
+    /// Which pages of a block have to be compared: their HVAs, ascending, each with the page's entry. `upper` leads to the page table
+    /// of the block. `None` if there is no such table in RAM. `None`, too, if there is no copy of the table and none is made:
     /// because the table is not `worth` a copy, or because there is no room for one more.
     pub(super) fn changed(
         &mut self,
@@ -154,19 +154,18 @@ impl SeenTable {
 
     /// From now on these parts are copied and no others; `upper` leads to the table.
     fn keep(&mut self, upper: u64, parts: u8) {
+        let doubted = if self.upper == upper { 0 } else { u64::MAX };
         for (number, part) in self.parts.iter_mut().enumerate() {
             match parts >> number & 1 {
                 0 => *part = None,
-                _ => {
-                    part.get_or_insert_with(SeenPart::unknown).doubted |= every(self.upper != upper)
-                }
+                _ => part.get_or_insert_with(SeenPart::unknown).doubted |= doubted,
             }
         }
         self.upper = upper;
     }
 
-    /// Which entries of the table at a GPA are others than in the copies, or doubted; they are in the copies then, and not
-    /// doubted any more. `None` if the table is not in RAM: then the copies are worth nothing.
+    /// The entries of the table at a GPA that differ from the copies, or are doubted, and the index of each. Afterwards the copies have
+    /// these entries, and no entry is doubted. `None` if the table is not in RAM: then the copies are worth nothing.
     fn take_changed(&mut self, ram: &Ram, table: u64) -> Option<Vec<(usize, u64)>> {
         let mut changed = Vec::new();
         for (number, part) in self.parts.iter_mut().enumerate() {
@@ -203,11 +202,6 @@ impl SeenPart {
         }
         Some(())
     }
-}
-
-/// All bits, or none.
-fn every(all: bool) -> u64 {
-    if all { u64::MAX } else { 0 }
 }
 
 /// Which entries are others, a bit for each. Nearly always there are none, which a comparison of all at once tells.

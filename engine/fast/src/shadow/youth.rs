@@ -44,7 +44,7 @@ enum Stage {
     Young,
 }
 
-/// What a process is when it is decided whether it is young.
+/// How a process has come to the moment at which the engine decides whether to run the process with look-ups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A program that has been loaded and has not run.

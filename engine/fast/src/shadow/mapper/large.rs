@@ -43,8 +43,7 @@ impl<W: Process> Mapper<W> {
         };
         let len = end - start + 1;
         let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
-        let whole = regions::mappable_parts(self.base, hva, len).eq([(hva, hva + len)]);
-        if !whole {
+        if !regions::is_wholly_mappable(self.base, hva, len) {
             return Ok(false);
         }
         self.mappings.note(place, found);

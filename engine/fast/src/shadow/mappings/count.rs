@@ -2,7 +2,7 @@
 
 use super::{super::LARGE, EXECUTE, KERNEL_PAGE, Mappings, PAGE, WRITE};
 
-/// A page (HVA), and its offset in RAM and protection.
+/// A mapped page: the page's HVA, and then its offset in RAM and its protection.
 type MappedPage<'a> = (&'a u64, &'a (u64, u64));
 
 impl Mappings {
