@@ -35,6 +35,7 @@ host::choose!(host_linux::Linux);
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{
     Arc,
@@ -342,6 +343,14 @@ impl Ram {
         let offset = self.offset(gpa, data.len() as u64)?;
         self.view.read(offset, data);
         Ok(())
+    }
+
+    /// Has the CPU load a range of GPAs into its caches, which will be read soon. Nothing happens if not all of the range is RAM.
+    pub fn prefetch(&self, gpas: Range<u64>) {
+        let len = gpas.end - gpas.start;
+        if let Ok(offset) = self.offset(gpas.start, len) {
+            self.view.prefetch(offset, len as usize);
+        }
     }
 
     /// Writes bytes at a GPA, ROM or not: this is how loaders fill ROM.

@@ -4,18 +4,18 @@
 //! give memory back, and may have tens of thousands of pages mapped, of which hardly any has another entry than at the
 //! last flush. So a copy of each table of small pages is kept, and a page is looked at only if its entry is another one
 //! now, or if what is mapped there has changed since. A table is copied in parts, and only those parts that map pages. So a heap
-//! with 64 pages in each of many 2 MiB has an eighth of each table to compare.
+//! with 64 pages in each of many 2 MiB has an eighth of each table to compare. Of a part that stays as it is for long only a
+//! hash is kept: tables and copies of a gigabyte that is shared are 4 MiB, more than a CPU has of cache by itself.
 //!
 //! What holds between two comparisons: a page that is mapped, and not doubted, is what its entry in the copy says.
 
+mod table;
+
 use super::{LARGE_BITS, PAGE_BITS};
+use foldhash::quality::RandomState;
 use ram::Ram;
-use rustc_hash::FxHashMap;
-use std::{collections::hash_map::Entry, mem::take};
-use x86::{
-    bits::ones,
-    paging::{Descent, Roots, WalkMemory},
-};
+use table::SeenTable;
+use x86::paging::{Descent, Roots};
 
 /// Entries of a page table.
 const ENTRIES: usize = 512;
@@ -41,35 +41,29 @@ pub(super) struct PageBlock {
     pub(super) parts: u8,
 }
 
-/// The copies, by the number of the 2 MiB (HVA) that their tables are for.
+/// So many tables ahead of the one that is compared, the CPU is asked to load what they hold.
+const AHEAD: usize = 2;
+
+/// What is known of page tables.
 #[derive(Default)]
 pub(super) struct SeenTables {
-    tables: FxHashMap<u64, SeenTable>,
+    /// In ascending order of the 2 MiB that they are for.
+    tables: Vec<SeenTable>,
+    /// Those that the comparison has found which is going on.
+    fresh: Vec<SeenTable>,
+    /// How many of `tables` that comparison has passed.
+    passed: usize,
+    /// How many of those nothing is mapped by any more.
+    left: usize,
     /// What the entries were read by.
     roots: Roots,
-    /// How often there has been a comparison.
-    round: u64,
-    /// How many tables the comparison has come to that is going on.
-    visited: usize,
     /// How many parts are copied.
     copied: usize,
-}
-
-/// A copy of parts of a table, and the way to it.
-#[derive(Default)]
-struct SeenTable {
-    /// As [`Descent::table`] has it.
-    upper: u64,
-    parts: [Option<Box<SeenPart>>; PARTS],
-    /// The last comparison that came here.
-    round: u64,
-}
-
-/// A copy of a part of a table.
-struct SeenPart {
-    entries: [u8; PART * ENTRY],
-    /// A bit for each entry: what is mapped there has not been compared with it.
-    doubted: u64,
+    /// Room for what is read from a table.
+    now: Vec<u8>,
+    /// What hashes are made with: other numbers for each space, so a guest cannot find two tables that have one hash. By chance one of
+    /// 2^64 has.
+    hashes: RandomState,
 }
 
 impl SeenTables {
@@ -80,48 +74,57 @@ impl SeenTables {
 
     /// What is mapped at a page (HVA) is another thing now, or has other rights.
     pub(super) fn doubt(&mut self, hva: u64) {
-        if let Some(table) = self.tables.get_mut(&(hva >> LARGE_BITS)) {
-            let index = index(hva);
-            let part = &mut table.parts[index / PART];
-            part.iter_mut().for_each(|part| part.doubted |= 1 << (index % PART));
+        let place = self.tables.binary_search_by_key(&(hva >> LARGE_BITS), |table| table.block());
+        if let Ok(place) = place {
+            self.tables[place].doubt(index(hva));
         }
     }
 
     /// Nothing is known of a range any more: first HVA and bytes, whole tables.
     pub(super) fn forget(&mut self, start: u64, len: u64) {
-        self.retain(|block, _| (block << LARGE_BITS).wrapping_sub(start) >= len);
+        self.retain(|table| (table.block() << LARGE_BITS).wrapping_sub(start) >= len);
     }
 
-    fn retain(&mut self, stays: impl Fn(u64, &SeenTable) -> bool) {
-        self.tables.retain(|block, table| {
-            let stays = stays(*block, table);
-            if !stays {
-                self.copied -= table.copied();
-            }
-            stays
-        });
+    fn retain(&mut self, stays: impl Fn(&SeenTable) -> bool) {
+        self.tables.retain(stays);
+        self.copied = self.tables.iter().map(SeenTable::copied).sum();
     }
 
     /// A comparison begins with these page tables.
     pub(super) fn begin(&mut self, roots: Roots) {
         let modes = Roots { cr3: 0, ..roots };
         if self.roots != modes {
-            self.retain(|_, _| false);
+            self.retain(|_| false);
         }
-        (self.roots, self.round, self.visited) = (modes, self.round + 1, 0);
+        (self.roots, self.passed, self.left) = (modes, 0, 0);
+        self.now.resize(ENTRIES * ENTRY, 0);
     }
 
-    /// A comparison is over: copies of tables that nothing is mapped by are dropped.
+    /// A comparison is over: what is known of tables that nothing is mapped by is dropped.
     pub(super) fn end(&mut self) {
-        if self.visited != self.tables.len() {
-            let round = self.round;
-            self.retain(|_, table| table.round == round);
+        self.pass(u64::MAX);
+        if !self.fresh.is_empty() {
+            self.tables.append(&mut self.fresh);
+            self.tables.sort_by_key(SeenTable::block);
+        }
+        if self.left != 0 {
+            self.retain(SeenTable::is_used);
+        }
+    }
+
+    /// Passes those tables that nothing is mapped by any more, up to the one for these 2 MiB.
+    fn pass(&mut self, block: u64) {
+        while let Some(table) =
+            self.tables.get_mut(self.passed).filter(|table| table.block() < block)
+        {
+            table.give_up();
+            (self.passed, self.left) = (self.passed + 1, self.left + 1);
         }
     }
 
     /// Which pages of a block have to be compared: their HVAs, ascending, each with the page's entry. `upper` leads to the page table
-    /// of the block. `None` if there is no such table in RAM. `None`, too, if there is no copy of the table and none is made:
-    /// because the table is not `worth` a copy, or because there is no room for one more.
+    /// of the block, and blocks are asked for in ascending order. `None` if there is no such table in RAM. `None`, too, if nothing is
+    /// known of the table and nothing will be: because the table is not `worth` a copy, or because there is no room for one more.
     pub(super) fn changed(
         &mut self,
         ram: &Ram,
@@ -129,88 +132,29 @@ impl SeenTables {
         block: PageBlock,
         worth: bool,
     ) -> Option<Vec<(u64, u64)>> {
-        let way = upper.table()?;
-        let may_add = worth && self.copied < MOST;
-        let table = match self.tables.entry(block.start >> LARGE_BITS) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) if may_add => entry.insert(SeenTable::default()),
-            Entry::Vacant(_) => return None,
+        let (way, number) = (upper.table()?, block.start >> LARGE_BITS);
+        self.pass(number);
+        if let Some(ahead) = self.tables.get(self.passed + AHEAD) {
+            ram.prefetch(ahead.span());
+        }
+        let table = match self.tables.get_mut(self.passed).filter(|table| table.block() == number) {
+            Some(table) => {
+                self.passed += 1;
+                table
+            }
+            None if worth && self.copied < MOST => {
+                self.fresh.push(SeenTable::new(number));
+                self.fresh.last_mut()?
+            }
+            None => return None,
         };
         self.copied -= table.copied();
-        table.keep(way, block.parts);
+        let changed = table.compare(ram, (way, block.parts), &self.hashes, &mut self.now);
         self.copied += table.copied();
-        let changed = table.take_changed(ram, upper.next(0))?;
-        (table.round, self.visited) = (self.round, self.visited + 1);
+        self.left += usize::from(changed.is_none());
         let page = |index: usize| block.start + ((index as u64) << PAGE_BITS);
-        Some(changed.into_iter().map(|(index, entry)| (page(index), entry)).collect())
+        Some(changed?.into_iter().map(|(index, entry)| (page(index), entry)).collect())
     }
-}
-
-impl SeenTable {
-    /// How many parts are copied.
-    fn copied(&self) -> usize {
-        self.parts.iter().flatten().count()
-    }
-
-    /// From now on these parts are copied and no others; `upper` leads to the table.
-    fn keep(&mut self, upper: u64, parts: u8) {
-        let doubted = if self.upper == upper { 0 } else { u64::MAX };
-        for (number, part) in self.parts.iter_mut().enumerate() {
-            match parts >> number & 1 {
-                0 => *part = None,
-                _ => part.get_or_insert_with(SeenPart::unknown).doubted |= doubted,
-            }
-        }
-        self.upper = upper;
-    }
-
-    /// The entries of the table at a GPA that differ from the copies, or are doubted, and the index of each. Afterwards the copies have
-    /// these entries, and no entry is doubted. `None` if the table is not in RAM: then the copies are worth nothing.
-    fn take_changed(&mut self, ram: &Ram, table: u64) -> Option<Vec<(usize, u64)>> {
-        let mut changed = Vec::new();
-        for (number, part) in self.parts.iter_mut().enumerate() {
-            let Some(part) = part else { continue };
-            let first = number * PART;
-            part.take_changed(ram, table + (first * ENTRY) as u64, |index, entry| {
-                changed.push((first + index, entry));
-            })?;
-        }
-        Some(changed)
-    }
-}
-
-impl SeenPart {
-    /// Nothing has been compared with it.
-    fn unknown() -> Box<Self> {
-        Box::new(Self { entries: [0; PART * ENTRY], doubted: u64::MAX })
-    }
-
-    /// See [`SeenTable::take_changed`]; `first` is the GPA of the part.
-    fn take_changed(
-        &mut self,
-        ram: &Ram,
-        first: u64,
-        mut changed: impl FnMut(usize, u64),
-    ) -> Option<()> {
-        let mut now = [0; PART * ENTRY];
-        ram.read_gpa(first, &mut now).ok()?;
-        for index in ones(differing(&self.entries, &now) | take(&mut self.doubted)) {
-            // What was read may have been read while it was being written.
-            let entry = { ram }.read_u64(first + (index * ENTRY) as u64);
-            self.entries[index * ENTRY..][..ENTRY].copy_from_slice(&entry.to_le_bytes());
-            changed(index, entry);
-        }
-        Some(())
-    }
-}
-
-/// Which entries are others, a bit for each. Nearly always there are none, which a comparison of all at once tells.
-fn differing(old: &[u8; PART * ENTRY], new: &[u8; PART * ENTRY]) -> u64 {
-    if old == new {
-        return 0;
-    }
-    let entries = old.as_chunks::<ENTRY>().0.iter().zip(new.as_chunks::<ENTRY>().0);
-    entries.rev().fold(0, |bits, (old, new)| bits << 1 | u64::from(old != new))
 }
 
 /// Which entry of its table maps a page.
@@ -220,7 +164,7 @@ fn index(hva: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{table::CALM, *};
     use x86::paging::{A, P, RW, US};
     use x86_interp::GuestRam;
 
@@ -275,5 +219,34 @@ mod tests {
         seen.forget(0, 1 << LARGE_BITS);
         assert_eq!(seen.weight(), (BLOCKS as usize - 1) * WEIGHT);
         assert_eq!(compare(&mut seen, &ram), PART, "what was forgotten");
+    }
+
+    #[test]
+    fn of_what_stays_as_it_is_no_copy_is_kept() {
+        let (ram, mut seen) = (ram(), SeenTables::default());
+        compare(&mut seen, &ram);
+        for _ in 0..CALM {
+            assert_ne!(seen.weight(), 0);
+            assert_eq!(compare(&mut seen, &ram), 0);
+        }
+        assert_eq!((seen.weight(), compare(&mut seen, &ram)), (0, 0));
+        seen.doubt((1 << LARGE_BITS) + ((PART as u64) << PAGE_BITS));
+        assert_eq!(compare(&mut seen, &ram), PART, "the part of the second table that is doubted");
+        assert_eq!(seen.weight(), WEIGHT);
+        ram.store64(TABLES[3] + 8, USED);
+        let first = BLOCKS as usize / PARTS;
+        assert_eq!(compare(&mut seen, &ram), first * PART, "where the first part is in use");
+        assert_eq!(compare(&mut seen, &ram), 0);
+        ram.store64(TABLES[3] + 8, USED & !RW);
+        assert_eq!(compare(&mut seen, &ram), first);
+    }
+
+    #[test]
+    fn what_nothing_is_mapped_by_is_dropped() {
+        let (ram, mut seen) = (ram(), SeenTables::default());
+        compare(&mut seen, &ram);
+        seen.begin(roots());
+        seen.end();
+        assert_eq!((seen.weight(), seen.tables.len()), (0, 0));
     }
 }
