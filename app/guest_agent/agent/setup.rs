@@ -28,20 +28,28 @@ pub fn first() -> Result<File> {
         mount(kind.as_bytes(), target.as_bytes(), kind, 0, "")?;
     }
     memory::set_up();
-    switch_by_ticks();
+    spare_interrupts();
     load_modules()?;
     sys::connect_to_host(protocol::CONTROL).map_err(|error| {
         format!("no vsock: {error} (a kernel that is a file may need --modules)")
     })
 }
 
-/// Has the scheduler end turns of processes at ticks. Linux 7.2 would end each turn by a timer of its own (`HRTICK`). The interrupt of
-/// that timer, and the further switch of processes, cost more here than a longer turn.
-fn switch_by_ticks() {
+/// What the scheduler does otherwise here than by its defaults, since interrupts cost more than on a CPU of its own.
+///
+/// Turns of processes end at ticks: Linux 7.2 would end each by a timer of its own (`HRTICK`). And who wakes a program on another CPU
+/// puts it into that CPU's queue by itself. By default the other CPU is interrupted to do so, though it may go on with what it does
+/// (`TTWU_QUEUE`, for CPUs that share no cache).
+const SCHEDULER: [&str; 2] = ["NO_HRTICK", "NO_TTWU_QUEUE"];
+
+/// Has the scheduler do what [`SCHEDULER`] says.
+fn spare_interrupts() {
     const DEBUG: &str = "/sys/kernel/debug";
-    // A kernel without debugfs or HRTICK goes by ticks anyway. This mount is out of sight once the root is another.
+    // A kernel without debugfs or a feature goes on by its defaults. This mount is out of sight once the root is another.
     if mount(b"debugfs", DEBUG.as_bytes(), "debugfs", 0, "").is_ok() {
-        let _ = fs::write(format!("{DEBUG}/sched/features"), "NO_HRTICK");
+        for feature in SCHEDULER {
+            let _ = fs::write(format!("{DEBUG}/sched/features"), feature);
+        }
     }
 }
 

@@ -20,7 +20,14 @@ pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
 pub use machine::Machine;
 pub use modules::modules;
 
+use xtask::assets::Kernel;
+
 /// The kernels that what `ring3 exec` promises is tested with, by their names: Linux 6.1, 6.12 and the newest.
 pub const KERNELS: [&str; 3] = ["debian-12", "debian-13", "debian-sid"];
+
+/// The kernel that `ring3 exec` takes by itself.
+pub const USUAL: Kernel = Kernel::TrixieCloud;
+/// The folder of that kernel in the cache.
+pub const USUAL_CACHED: &str = "kernel-trixie-cloud";
 
 host::choose!(host_linux::Linux);

@@ -6,13 +6,13 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
+    thread::{self, available_parallelism},
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{KERNELS, compile, counter, ring3};
+use guests::{KERNELS, USUAL, USUAL_CACHED, compile, counter, ring3};
 use tempfile::TempDir;
-use xtask::assets::{Assets, Kernel};
+use xtask::assets::Assets;
 
 const TIMEOUT: &str = "400";
 const MEMORY: &str = "512M";
@@ -57,7 +57,7 @@ fn streams_files_and_status_are_the_commands() -> Result<()> {
     writer.join().ok().context("the writer failed")??;
     let made = fs::read_to_string(directory.path().join("made"))?;
     let here = directory.path().canonicalize()?;
-    ensure!(made.starts_with(&format!("{}\n6.1.", here.display())), "{made}");
+    ensure!(made.starts_with(&format!("{}\n6.12.", here.display())), "{made}");
     ensure!(!Path::new(&private).exists(), "the host's files have changed");
     Ok(())
 }
@@ -352,8 +352,8 @@ impl Ordinary {
         let inside = |name: &str| directory.path().join(name);
         fs::copy(ring3()?, inside("ring3"))?;
         let cached = Assets::open()?;
-        cached.kernel(Kernel::BookwormCloud)?;
-        let from = cached.directory("kernel-bookworm-cloud");
+        cached.kernel(USUAL)?;
+        let from = cached.directory(USUAL_CACHED);
         let to = inside("cache/ring3/v2");
         fs::create_dir_all(&to)?;
         ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
@@ -460,13 +460,35 @@ fn memory_is_handed_out_in_pieces_where_the_kernel_can() -> Result<()> {
     Ok(())
 }
 
-/// Linux 7.2 would end each turn of a process by a timer of its own.
+/// Linux 7.2 would end each turn of a process by a timer of its own. Every Linux would interrupt a busy CPU for each program that another
+/// one wakes there.
 #[test]
-fn the_newest_linux_switches_by_ticks() -> Result<()> {
+fn the_scheduler_spares_interrupts() -> Result<()> {
     const FEATURES: &str =
         "mount -t debugfs none /sys/kernel/debug && cat /sys/kernel/debug/sched/features";
-    let output = exec_with(&["--kernel=debian-sid"], Path::new("/"), FEATURES)?.output()?;
-    let features = String::from_utf8(output.stdout)?;
-    ensure!(features.split_whitespace().any(|feature| feature == "NO_HRTICK"), "{features}");
+    for kernel in KERNELS {
+        let options = ["--kernel", kernel];
+        let output = exec_with(&options, Path::new("/"), FEATURES)?.output()?;
+        let features = String::from_utf8(output.stdout)?;
+        let has = |wanted: &str| features.split_whitespace().any(|feature| feature == wanted);
+        ensure!(has("NO_TTWU_QUEUE"), "{kernel}: {features}");
+        ensure!(has("NO_HRTICK") || kernel != "debian-sid", "{kernel}: {features}");
+    }
+    Ok(())
+}
+
+/// An idle CPU looks for a while before it halts: as long as it looks, a program is woken there without an interrupt. A CPU that is the
+/// only one, or has to share one of the host's, halts at once.
+#[test]
+fn idle_cpus_look_before_they_halt() -> Result<()> {
+    const ASK: &str = "cat /sys/devices/system/cpu/cpuidle/current_driver";
+    let hosts = available_parallelism()?.get();
+    for cpus in [1, 2, (hosts + 1).min(16)] {
+        let looks = (2..=hosts).contains(&cpus);
+        let cpus = format!("--cpus={cpus}");
+        let output = exec_with(&["--kernel=debian-13", &cpus], Path::new("/"), ASK)?.output()?;
+        let driver = String::from_utf8(output.stdout)?;
+        ensure!(driver == if looks { "haltpoll\n" } else { "none\n" }, "{cpus}: {driver}");
+    }
     Ok(())
 }

@@ -3,15 +3,15 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
-use guests::ring3;
+use guests::{USUAL, ring3};
 use tempfile::TempDir;
-use xtask::assets::{Assets, Kernel};
+use xtask::assets::Assets;
 
 const TIMEOUT: &str = "400";
 
 /// What a guest with all of its modules says.
 fn says(options: &[&str], script: &str) -> Result<String> {
-    Assets::open()?.tree(Kernel::BookwormCloud)?;
+    Assets::open()?.tree(USUAL)?;
     let directory = TempDir::new()?;
     let mut command = Command::new(ring3()?);
     command.args(["exec", "--memory=512M", "--cpus=1", "--timeout", TIMEOUT]).args(options);

@@ -9,10 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{compile, ring3};
+use guests::{USUAL, USUAL_CACHED, compile, ring3};
 use harness::processes::descendants;
 use tempfile::TempDir;
-use xtask::assets::{Assets, Kernel};
+use xtask::assets::Assets;
 
 const TIMEOUT: &str = "200";
 /// Nobody's user.
@@ -26,9 +26,8 @@ impl Place {
         let place = Self(TempDir::new()?);
         fs::copy(ring3()?, place.inside("ring3"))?;
         let cached = Assets::open()?;
-        cached.kernel(Kernel::BookwormCloud)?;
-        let (from, to) =
-            (cached.directory("kernel-bookworm-cloud"), place.inside("cache/ring3/v2"));
+        cached.kernel(USUAL)?;
+        let (from, to) = (cached.directory(USUAL_CACHED), place.inside("cache/ring3/v2"));
         fs::create_dir_all(&to)?;
         ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
         fs::create_dir(place.inside("work"))?;

@@ -11,11 +11,11 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  Run a program under Debian 12's kernel, with your files and in this folder:
+  Run a program under Debian 13's kernel, with your files and in this folder:
     ring3 exec -- uname -a
 
-  Build and test what is here, under Debian 13's kernel:
-    ring3 exec --kernel debian-13 --memory 2G -- make test
+  Build and test what is here, under Debian 12's kernel:
+    ring3 exec --kernel debian-12 --memory 2G -- make test
 
   A shell as root of the guest, with a network:
     ring3 shell --root --net user
@@ -52,7 +52,7 @@ pub struct ShellArguments {
 #[derive(Debug, Args)]
 pub struct Guest {
     /// A kernel by name (see `ring3 kernel list`), fetched if need be, or a bzImage
-    #[arg(long, short = 'k', value_name = "NAME|FILE", default_value = "debian-12")]
+    #[arg(long, short = 'k', value_name = "NAME|FILE", default_value = "debian-13")]
     pub kernel: String,
     /// Where a bzImage's modules are (a lib/modules/RELEASE folder); those of a named kernel are known
     #[arg(long, value_name = "DIR")]
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_guest_without_options_is_the_command_lines() {
         let guest = Guest::default();
-        assert_eq!((guest.kernel.as_str(), guest.memory), ("debian-12", MemorySize(1 << 30)));
+        assert_eq!((guest.kernel.as_str(), guest.memory), ("debian-13", MemorySize(1 << 30)));
         assert_eq!((guest.cpus, guest.grace), (values::usual_cpus(), Duration::from_secs(10)));
     }
 }

@@ -4,10 +4,11 @@ use std::{
     env,
     ffi::OsString,
     io, iter,
+    num::NonZero,
     os::unix::{ffi::OsStrExt, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
+    thread::{self, available_parallelism},
 };
 
 use guest_agent::{
@@ -50,6 +51,9 @@ const PASSED: [&str; 10] =
     ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "TZ", "EDITOR", "LANG"];
 /// The agent starts the further virtual CPUs (`guest_agent/agent/cpus.rs`).
 const ONE_CPU: &str = "maxcpus=1";
+/// An idle CPU looks for a while whether there is something to do before it halts (Linux, Documentation/virt/guest-halt-polling.rst).
+/// Another that wakes a program there sends no interrupt then, of which each is a turn of both.
+const LOOKING: &str = "cpuidle_haltpoll.force=1";
 const DEFAULT_SHELL: &str = "/bin/sh";
 /// Linux lets no process have more (`fs.nr_open`, as it comes).
 const MOST_DESCRIPTORS: u64 = 1 << 20;
@@ -171,8 +175,15 @@ fn kernel_and_shares(
 
 fn cmdline(arguments: &Guest) -> String {
     let one = starts_cpus(arguments.cpus, arguments.append.as_deref()).then_some(ONE_CPU);
+    let looking = may_look(arguments.cpus).then_some(LOOKING);
     let further = arguments.append.iter().map(String::as_str);
-    [CMDLINE].into_iter().chain(one).chain(further).collect::<Vec<_>>().join(" ")
+    [CMDLINE].into_iter().chain(one).chain(looking).chain(further).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether CPUs may look before they halt: not a single one, which nobody wakes but devices, nor those that have to share the host's.
+fn may_look(cpus: u32) -> bool {
+    let hosts = available_parallelism().map_or(1, NonZero::get);
+    (2..=hosts).contains(&(cpus as usize))
 }
 
 /// Whether the agent starts CPUs: not where the user has said how many the kernel is to start.
