@@ -194,14 +194,10 @@ impl Near {
         let _ = self.rung.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         match self.place() {
             Place::Beside(avoided) if avoided == cpu => Some(Waiting::Looking),
-            Place::Beside(_) => {
-                // The vCPU has moved. The server gets another place when it answers.
-                self.beside.was_late(LATE, now);
-                None
-            }
             // The thread that passes interrupts on changes the server's place when it hears the answer.
             Place::On(own) if own == cpu && !self.beside.is_due(now) => Some(Waiting::Asleep),
-            Place::On(_) | Place::Anywhere => None,
+            // Or it is beside another vCPU, or this one has moved. That says nothing of whether somebody else wants the CPU there.
+            Place::Beside(_) | Place::On(_) | Place::Anywhere => None,
         }
     }
 
@@ -378,6 +374,17 @@ mod tests {
         assert_eq!((cpus(Some(pid)), cpus(None)), (all, all));
         assert_eq!(near.ring(), None);
         ended(child);
+    }
+
+    #[test]
+    fn that_another_vcpu_rings_is_no_reason_to_leave() {
+        let Some(near) = Near::new(Nearness::Near) else { return };
+        let nobodys_cpu = usize::MAX >> 2;
+        near.place.store(Place::Beside(nobodys_cpu).word(), Ordering::Relaxed);
+        for _ in 0..10 * TRUST {
+            assert_eq!(near.ring(), None);
+        }
+        assert!(near.is_beside() && near.beside.is_due(near.now()));
     }
 
     /// It is late, is taken to the vCPU's CPU, and later comes beside it again.
