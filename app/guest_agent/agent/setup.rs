@@ -35,11 +35,11 @@ pub fn first() -> Result<File> {
     })
 }
 
-/// What the scheduler does otherwise here than by its defaults, since interrupts cost more than on a CPU of its own.
+/// Settings of Linux's scheduler that differ from its defaults, because an interrupt costs more on a virtual CPU than on a real one.
 ///
-/// Turns of processes end at ticks: Linux 7.2 would end each by a timer of its own (`HRTICK`). And who wakes a program on another CPU
-/// puts it into that CPU's queue by itself. By default the other CPU is interrupted to do so, though it may go on with what it does
-/// (`TTWU_QUEUE`, for CPUs that share no cache).
+/// - `NO_HRTICK`: a process's turn ends at a tick. By default Linux 7.2 ends each turn by a timer.
+/// - `NO_TTWU_QUEUE`: a CPU that wakes a program puts the program into another CPU's queue by itself. By default the other CPU does so, and
+///   is interrupted for it, if the two CPUs share no cache.
 const SCHEDULER: [&str; 2] = ["NO_HRTICK", "NO_TTWU_QUEUE"];
 
 /// Has the scheduler do what [`SCHEDULER`] says.

@@ -91,7 +91,9 @@ impl Kernel {
             Self::TrixieFull => "linux-image-amd64",
         }
     }
-    const fn entry(self) -> &'static str {
+
+    /// The name of the kernel's folder in the cache.
+    pub const fn entry(self) -> &'static str {
         match self {
             Self::BookwormCloud => "kernel-bookworm-cloud",
             Self::TrixieCloud => "kernel-trixie-cloud",

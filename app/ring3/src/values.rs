@@ -381,8 +381,17 @@ const MOST_USUAL_CPUS: usize = 8;
 /// The number of virtual CPUs where no option says it: as many CPUs as the host lets this process use, up to a number
 /// that can be started in less time than most commands take.
 pub fn usual_cpus() -> u32 {
-    let cpus = available_parallelism().map_or(1, NonZero::get);
-    cpus.min(MOST_USUAL_CPUS) as u32
+    host_cpus().min(MOST_USUAL_CPUS) as u32
+}
+
+/// Whether a machine of so many virtual CPUs has more of them than the host lets this process use.
+pub fn outnumber_the_hosts(vcpus: u32) -> bool {
+    host_cpus() < vcpus as usize
+}
+
+/// How many of its CPUs the host lets this process use.
+fn host_cpus() -> usize {
+    available_parallelism().map_or(1, NonZero::get)
 }
 
 /// Where devices are served.
@@ -402,8 +411,7 @@ impl DevicesChoice {
     /// The choice as it is carried out for a machine of so many vCPUs: where these outnumber the host's CPUs, no server looks for
     /// requests beside a vCPU.
     pub fn beside(self, vcpus: u32) -> Self {
-        let cpus = available_parallelism().map_or(1, NonZero::get);
-        if self == Self::Processes && cpus < vcpus as usize { Self::Near } else { self }
+        if self == Self::Processes && outnumber_the_hosts(vcpus) { Self::Near } else { self }
     }
 
     /// Where a disk's or folder's process runs, if it has one.

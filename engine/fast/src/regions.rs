@@ -85,7 +85,7 @@ pub fn mappable_parts(base: Base, start: u64, len: u64) -> impl Iterator<Item = 
     mappable(base).into_iter().map(cut).filter(|(from, to)| from < to)
 }
 
-/// Guest pages may lie anywhere in a range.
+/// Whether guest pages may be mapped at each address of a range: first HVA and bytes.
 pub fn is_wholly_mappable(base: Base, start: u64, len: u64) -> bool {
     mappable_parts(base, start, len).eq([(start, start + len)])
 }

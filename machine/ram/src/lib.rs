@@ -345,7 +345,8 @@ impl Ram {
         Ok(())
     }
 
-    /// Has the CPU load a range of GPAs into its caches, which will be read soon. Nothing happens if not all of the range is RAM.
+    /// Has the CPU load a part of RAM into its caches, because that part will be read soon. Nothing happens if not all of the GPAs are
+    /// of RAM.
     pub fn prefetch(&self, gpas: Range<u64>) {
         let len = gpas.end - gpas.start;
         if let Ok(offset) = self.offset(gpas.start, len) {

@@ -363,7 +363,7 @@ impl View {
         unsafe { ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
     }
 
-    /// Asks the CPU to load these bytes into its caches.
+    /// Has the CPU load `len` bytes of RAM, from `offset` on, into its caches.
     pub(crate) fn prefetch(self, offset: u64, len: usize) {
         let from = self.span(offset, len);
         for line in (0..len).step_by(LINE) {

@@ -196,7 +196,7 @@ impl Near {
             Place::Beside(avoided) if avoided == cpu => Some(Waiting::Looking),
             // The thread that passes interrupts on changes the server's place when it hears the answer.
             Place::On(own) if own == cpu && !self.beside.is_due(now) => Some(Waiting::Asleep),
-            // Or it is beside another vCPU, or this one has moved. That says nothing of whether somebody else wants the CPU there.
+            // A server may be beside another vCPU, or this vCPU has moved. Neither tells whether somebody else wants the server's CPU.
             Place::Beside(_) | Place::On(_) | Place::Anywhere => None,
         }
     }

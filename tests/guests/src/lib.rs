@@ -8,6 +8,7 @@ pub mod chance;
 mod compiler;
 pub mod file_systems;
 mod guest;
+mod handed_over;
 mod machine;
 mod modules;
 pub mod postgres;
@@ -17,6 +18,7 @@ pub mod zoo;
 
 pub use compiler::compile;
 pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
+pub use handed_over::hand_over;
 pub use machine::Machine;
 pub use modules::modules;
 
@@ -27,7 +29,5 @@ pub const KERNELS: [&str; 3] = ["debian-12", "debian-13", "debian-sid"];
 
 /// The kernel that `ring3 exec` takes by itself.
 pub const USUAL: Kernel = Kernel::TrixieCloud;
-/// The folder of that kernel in the cache.
-pub const USUAL_CACHED: &str = "kernel-trixie-cloud";
 
 host::choose!(host_linux::Linux);

@@ -10,9 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{KERNELS, USUAL, USUAL_CACHED, compile, counter, ring3};
+use guests::{KERNELS, compile, counter, hand_over, ring3};
 use tempfile::TempDir;
-use xtask::assets::Assets;
 
 const TIMEOUT: &str = "400";
 const MEMORY: &str = "512M";
@@ -346,17 +345,10 @@ struct Ordinary {
 }
 
 impl Ordinary {
-    /// The user may see neither where this program was built nor the cache of who runs the test.
     fn new() -> Result<Self> {
         let directory = TempDir::new()?;
         let inside = |name: &str| directory.path().join(name);
-        fs::copy(ring3()?, inside("ring3"))?;
-        let cached = Assets::open()?;
-        cached.kernel(USUAL)?;
-        let from = cached.directory(USUAL_CACHED);
-        let to = inside("cache/ring3/v2");
-        fs::create_dir_all(&to)?;
-        ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
+        hand_over(directory.path())?;
         fs::write(inside("secret"), "secret")?;
         fs::set_permissions(inside("secret"), fs::Permissions::from_mode(0o600))?;
         fs::create_dir(inside("work"))?;
@@ -460,8 +452,8 @@ fn memory_is_handed_out_in_pieces_where_the_kernel_can() -> Result<()> {
     Ok(())
 }
 
-/// Linux 7.2 would end each turn of a process by a timer of its own. Every Linux would interrupt a busy CPU for each program that another
-/// one wakes there.
+/// By their defaults Linux 7.2 ends each turn of a process by a timer, and every Linux interrupts a busy CPU for each program that another
+/// CPU wakes there.
 #[test]
 fn the_scheduler_spares_interrupts() -> Result<()> {
     const FEATURES: &str =
@@ -477,8 +469,7 @@ fn the_scheduler_spares_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// An idle CPU looks for a while before it halts: as long as it looks, a program is woken there without an interrupt. A CPU that is the
-/// only one, or has to share one of the host's, halts at once.
+/// An idle CPU looks for work for a while before it halts. A machine's only CPU halts at once, and so do CPUs that outnumber the host's.
 #[test]
 fn idle_cpus_look_before_they_halt() -> Result<()> {
     const ASK: &str = "cat /sys/devices/system/cpu/cpuidle/current_driver";

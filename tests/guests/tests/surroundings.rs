@@ -9,10 +9,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{USUAL, USUAL_CACHED, compile, ring3};
+use guests::{compile, hand_over, ring3};
 use harness::processes::descendants;
 use tempfile::TempDir;
-use xtask::assets::Assets;
 
 const TIMEOUT: &str = "200";
 /// Nobody's user.
@@ -24,12 +23,7 @@ struct Place(TempDir);
 impl Place {
     fn new() -> Result<Self> {
         let place = Self(TempDir::new()?);
-        fs::copy(ring3()?, place.inside("ring3"))?;
-        let cached = Assets::open()?;
-        cached.kernel(USUAL)?;
-        let (from, to) = (cached.directory(USUAL_CACHED), place.inside("cache/ring3/v2"));
-        fs::create_dir_all(&to)?;
-        ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
+        hand_over(place.0.path())?;
         fs::create_dir(place.inside("work"))?;
         // Where this test is an ordinary user's, that one it stays.
         let _ = chown(place.inside("work"), Some(NOBODY), Some(NOBODY));

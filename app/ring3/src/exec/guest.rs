@@ -4,11 +4,10 @@ use std::{
     env,
     ffi::OsString,
     io, iter,
-    num::NonZero,
     os::unix::{ffi::OsStrExt, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
-    thread::{self, available_parallelism},
+    thread,
 };
 
 use guest_agent::{
@@ -32,7 +31,7 @@ use crate::{
     failure::Failure,
     net,
     share::{self, ServedFolder, ShareArgument},
-    values::{DevicesChoice, GuestIsolation},
+    values::{self, DevicesChoice, GuestIsolation},
 };
 
 /// The guest's address on vsock.
@@ -51,8 +50,8 @@ const PASSED: [&str; 10] =
     ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "TZ", "EDITOR", "LANG"];
 /// The agent starts the further virtual CPUs (`guest_agent/agent/cpus.rs`).
 const ONE_CPU: &str = "maxcpus=1";
-/// An idle CPU looks for a while whether there is something to do before it halts (Linux, Documentation/virt/guest-halt-polling.rst).
-/// Another that wakes a program there sends no interrupt then, of which each is a turn of both.
+/// An idle CPU looks for work for a while before it halts (Linux, Documentation/virt/guest-halt-polling.rst). As long as it looks, another
+/// CPU can wake a program there without an interrupt. An interrupt would stop both virtual CPUs.
 const LOOKING: &str = "cpuidle_haltpoll.force=1";
 const DEFAULT_SHELL: &str = "/bin/sh";
 /// Linux lets no process have more (`fs.nr_open`, as it comes).
@@ -180,10 +179,10 @@ fn cmdline(arguments: &Guest) -> String {
     [CMDLINE].into_iter().chain(one).chain(looking).chain(further).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether CPUs may look before they halt: not a single one, which nobody wakes but devices, nor those that have to share the host's.
+/// Whether a machine's CPUs may look for work before they halt. A machine's only CPU may not, since only devices wake it. CPUs that outnumber
+/// the host's may not, since they would keep the host's CPUs from each other.
 fn may_look(cpus: u32) -> bool {
-    let hosts = available_parallelism().map_or(1, NonZero::get);
-    (2..=hosts).contains(&(cpus as usize))
+    cpus > 1 && !values::outnumber_the_hosts(cpus)
 }
 
 /// Whether the agent starts CPUs: not where the user has said how many the kernel is to start.

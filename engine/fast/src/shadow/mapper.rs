@@ -261,8 +261,9 @@ impl<W: Process> Mapper<W> {
         self.tell_of_large(place, found)
     }
 
-    /// Something has been mapped because of a translation. If it belongs to a large page of the user's, the wedge is told, which takes
-    /// away all of that page at INVLPG. Where the wedge cannot do that, each INVLPG is the monitor's from now on.
+    /// A page, or a part of one, has been mapped at `place` because of the translation `found`. If `found` is of a large page of the
+    /// user's, the wedge is told, and takes away the whole large page at INVLPG of any part. Where the wedge cannot do that, the monitor
+    /// carries out each INVLPG from now on.
     fn tell_of_large(&mut self, place: Place, found: &Translation) -> Result<(), Error> {
         if place.kernel || found.page_bits < LARGE_BITS {
             return Ok(());

@@ -4,8 +4,9 @@
 //! give memory back, and may have tens of thousands of pages mapped, of which hardly any has another entry than at the
 //! last flush. So a copy of each table of small pages is kept, and a page is looked at only if its entry is another one
 //! now, or if what is mapped there has changed since. A table is copied in parts, and only those parts that map pages. So a heap
-//! with 64 pages in each of many 2 MiB has an eighth of each table to compare. Of a part that stays as it is for long only a
-//! hash is kept: tables and copies of a gigabyte that is shared are 4 MiB, more than a CPU has of cache by itself.
+//! with 64 pages in each of many 2 MiB has an eighth of each table to compare. A copy that
+//! has not changed for long makes room for a hash: page tables of a gigabyte and copies of them are 4 MiB, which is more than
+//! the cache of one CPU.
 //!
 //! What holds between two comparisons: a page that is mapped, and not doubted, is what its entry in the copy says.
 
@@ -27,6 +28,8 @@ const PART: usize = ENTRIES / PARTS;
 const ENTRY: usize = 8;
 /// Copies of parts that a space may have at most: 16 MiB, for 8 GiB of pages.
 const MOST: usize = 1 << 15;
+/// While a table is compared, the CPU loads the table that comes so many places later.
+const AHEAD: usize = 2;
 /// In entries of other tables (`budget`), what the copy of a part takes.
 const WEIGHT: usize = PART * ENTRY / 40;
 
@@ -41,28 +44,25 @@ pub(super) struct PageBlock {
     pub(super) parts: u8,
 }
 
-/// So many tables ahead of the one that is compared, the CPU is asked to load what they hold.
-const AHEAD: usize = 2;
-
 /// What is known of page tables.
 #[derive(Default)]
 pub(super) struct SeenTables {
-    /// In ascending order of the 2 MiB that they are for.
+    /// In ascending order of the 2 MiB (HVA) that they are for.
     tables: Vec<SeenTable>,
-    /// Those that the comparison has found which is going on.
+    /// Tables that the comparison now going on has met for the first time.
     fresh: Vec<SeenTable>,
     /// How many of `tables` that comparison has passed.
     passed: usize,
-    /// How many of those nothing is mapped by any more.
-    left: usize,
+    /// Whether that comparison has met a table by which nothing is mapped any more.
+    is_one_unused: bool,
     /// What the entries were read by.
     roots: Roots,
     /// How many parts are copied.
     copied: usize,
     /// Room for what is read from a table.
     now: Vec<u8>,
-    /// What hashes are made with: other numbers for each space, so a guest cannot find two tables that have one hash. By chance one of
-    /// 2^64 has.
+    /// The secret that hashes are made with. Each space has another one, so a guest cannot make a table that has the hash of a different
+    /// table. Any two have the same hash with a probability of one in 2^64.
     hashes: RandomState,
 }
 
@@ -96,7 +96,7 @@ impl SeenTables {
         if self.roots != modes {
             self.retain(|_| false);
         }
-        (self.roots, self.passed, self.left) = (modes, 0, 0);
+        (self.roots, self.passed, self.is_one_unused) = (modes, 0, false);
         self.now.resize(ENTRIES * ENTRY, 0);
     }
 
@@ -107,24 +107,25 @@ impl SeenTables {
             self.tables.append(&mut self.fresh);
             self.tables.sort_by_key(SeenTable::block);
         }
-        if self.left != 0 {
+        if self.is_one_unused {
             self.retain(SeenTable::is_used);
         }
     }
 
-    /// Passes those tables that nothing is mapped by any more, up to the one for these 2 MiB.
+    /// Goes on to the table for the 2 MiB of this number. The comparison has not asked for the tables on the way: nothing is mapped by
+    /// them any more.
     fn pass(&mut self, block: u64) {
         while let Some(table) =
             self.tables.get_mut(self.passed).filter(|table| table.block() < block)
         {
             table.give_up();
-            (self.passed, self.left) = (self.passed + 1, self.left + 1);
+            (self.passed, self.is_one_unused) = (self.passed + 1, true);
         }
     }
 
     /// Which pages of a block have to be compared: their HVAs, ascending, each with the page's entry. `upper` leads to the page table
-    /// of the block, and blocks are asked for in ascending order. `None` if there is no such table in RAM. `None`, too, if nothing is
-    /// known of the table and nothing will be: because the table is not `worth` a copy, or because there is no room for one more.
+    /// of the block. A comparison asks for blocks in ascending order. `None` if all pages have to be compared: because no such table is
+    /// in RAM, or because no copy of the table is kept, as the table is not `worth` a copy or there is no room for another.
     pub(super) fn changed(
         &mut self,
         ram: &Ram,
@@ -151,7 +152,7 @@ impl SeenTables {
         self.copied -= table.copied();
         let changed = table.compare(ram, (way, block.parts), &self.hashes, &mut self.now);
         self.copied += table.copied();
-        self.left += usize::from(changed.is_none());
+        self.is_one_unused |= changed.is_none();
         let page = |index: usize| block.start + ((index as u64) << PAGE_BITS);
         Some(changed?.into_iter().map(|(index, entry)| (page(index), entry)).collect())
     }

@@ -13,8 +13,8 @@ use x86::{
     paging::{ADDRESS, WalkMemory},
 };
 
-/// Comparisons after which a part that has not changed is hashed. To look at all entries of a part that has changed after all costs as
-/// much as some hundred comparisons with a copy.
+/// A part that has not changed for so many comparisons is hashed. A hash does not tell which entry has changed, so if one has, all pages
+/// of the part are looked at. That costs as much as some hundred comparisons with a copy.
 pub(super) const CALM: u8 = 100;
 /// Bytes of a part.
 const PART_BYTES: usize = PART * ENTRY;
@@ -28,7 +28,8 @@ pub(super) struct SeenTable {
     way: u64,
     /// A bit for each part that maps pages, the lowest for the first.
     used: u8,
-    /// A bit for each part of which a hash is kept. None of its entries is doubted.
+    /// A bit for each part of which a hash is kept, the lowest for the first. What such a part maps has been compared with the entries
+    /// that were hashed.
     hashed: u8,
     hashes: [u64; PARTS],
     copies: Vec<PartCopy>,
@@ -66,7 +67,7 @@ impl SeenTable {
         self.copies.len()
     }
 
-    /// Where in RAM its parts are that map pages, and maybe others between them: GPAs.
+    /// The GPAs of the parts that map pages, from the first to the last, with any other parts between them.
     pub(super) fn span(&self) -> Range<u64> {
         let (first, end) = span(self.used);
         let gpa = self.way & ADDRESS;
@@ -78,7 +79,7 @@ impl SeenTable {
         *self = Self::new(self.block);
     }
 
-    /// What is mapped by the entry at an index is another thing now.
+    /// The entry at an index has to be looked at again, because something else is mapped at the entry's page now.
     pub(super) fn doubt(&mut self, index: usize) {
         let part = index / PART;
         self.hashed &= !(1 << part);
@@ -86,8 +87,9 @@ impl SeenTable {
         copy.into_iter().for_each(|copy| copy.doubted |= 1 << (index % PART));
     }
 
-    /// The entries that may differ from what they were, or are doubted, and the index of each. Afterwards the entries are known, and none
-    /// is doubted. The `way` leads to the table, and these `parts` map pages. `None` if the table is not in RAM: then nothing is known.
+    /// Reads the table that `way` leads to, of which these `parts` map pages. Returns the entries that are doubted, or may have changed
+    /// since they were last read, each with its index. Afterwards all entries are known, and none is doubted. `None` if the table is not
+    /// in RAM: then nothing is known of the table.
     pub(super) fn compare(
         &mut self,
         ram: &Ram,
@@ -167,13 +169,14 @@ impl PartCopy {
     }
 }
 
-/// Where in a table its first part in use begins, and where the last one ends: bytes.
+/// The bytes of a table from the first of these parts to the end of the last: begin and end.
 fn span(parts: u8) -> (usize, usize) {
     let first = parts.trailing_zeros().min(PARTS as u32) as usize;
     let end = PARTS - parts.leading_zeros() as usize;
     (first.min(end) * PART_BYTES, end * PART_BYTES)
 }
 
+/// The hash of a part's bytes.
 fn hash(hashes: &RandomState, bytes: &[u8]) -> u64 {
     let mut hasher = hashes.build_hasher();
     hasher.write(bytes);
