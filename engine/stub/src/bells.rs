@@ -125,15 +125,26 @@ fn wait(cx: &Context<'_>, bell: &Bell) -> Outcome {
     if watched.load(Ordering::SeqCst) == words::NOT_WATCHED {
         return Outcome::Unknown;
     }
-    if word.swap(words::LOOKING, Ordering::SeqCst) == words::EARLY {
-        word.store(words::NOBODY, Ordering::SeqCst);
-        return Outcome::Interrupts;
+    match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, expect) {
+        Ok(words::EARLY) => return Outcome::Interrupts,
+        Ok(_) => {}
+        Err(_) => return Outcome::Silent,
     }
     let outcome = look(cx, bell, word);
     match word.swap(words::NOBODY, Ordering::SeqCst) {
         words::ANSWERED | words::EARLY => Outcome::Interrupts,
         words::SILENT => Outcome::Silent,
         _ => outcome,
+    }
+}
+
+/// What a queue's word says once an answer is waited for, or has been taken because it is there. `None` if another vCPU waits: what that one is about
+/// to find must stay, and it has the driver told of both answers.
+fn expect(said: u32) -> Option<u32> {
+    match said {
+        words::NOBODY => Some(words::LOOKING),
+        words::EARLY => Some(words::NOBODY),
+        _ => None,
     }
 }
 

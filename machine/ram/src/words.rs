@@ -26,6 +26,8 @@ pub const NOT_WATCHED: u32 = 0;
 pub const NOBODY: u32 = 0;
 /// Somebody waits and looks at the word.
 pub const LOOKING: u32 = 1;
+/// A vCPU waits for an answer and sleeps until the server wakes it.
+pub const ASLEEP: u32 = 2;
 /// There is an answer for whoever waits.
 pub const ANSWERED: u32 = 3;
 /// There is an answer for whoever is about to ring.

@@ -18,7 +18,7 @@ use crate::{
     VhostUserError,
     link::{Link, Spawn},
     near::{Binding, Near, Nearness},
-    words::{Reply, Waiting, Words},
+    words::{Reply, Turn, Waiting, Words},
 };
 
 /// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
@@ -53,8 +53,9 @@ impl SharedFront {
         let moment = Near::moment(how, is_awaited);
         let reply = match expected {
             None => Reply::Nothing,
-            Some(true) => Reply::Answer,
-            Some(false) => words.wait(index, how, moment),
+            Some(Turn::Others) => return,
+            Some(Turn::Answered) => Reply::Answer,
+            Some(Turn::Ours) => words.wait(index, how, moment),
         };
         match reply {
             Reply::Answer => {

@@ -297,6 +297,7 @@ impl Link {
         let Some(ring) = self.rings.get(index) else { return Ok(()) };
         let Some(Running { shape, .. }) = &ring.running else { return Ok(()) };
         let (shape, base) = (*shape, ring.base);
+        self.words.clear(index);
         let (kick, call, error) =
             (ring.kick.try_clone()?, ring.call.try_clone()?, ring.error.try_clone()?);
         let bells = Bells { kick: &kick, call: &call, error: Some(&error) };

@@ -7,6 +7,8 @@
 //! | `PATIENCE` | the monitor | for how many us the server may do so after a request |
 //! | one a queue | both | whether a vCPU waits for an answer of this queue, and how; then, that there is one, or none that it is to be told of |
 //!
+//! One vCPU at a time waits for a queue's answers. Another one that rings meanwhile goes on: whoever waits has the driver told of both.
+//!
 //! A word that says nonsense is as good as one that says nothing: then there are the events.
 // UNSAFETY: memory that another process writes cannot be expressed in safe Rust; it is accessed as atomics only.
 #![allow(unsafe_code)]
@@ -22,7 +24,7 @@ use std::{
 };
 
 use ram::words::{
-    ANSWERED, EARLY, FIRST_QUEUE, LOOKING, NOBODY, NOT_WATCHED, SILENT, STEP, WATCHED,
+    ANSWERED, ASLEEP, EARLY, FIRST_QUEUE, LOOKING, NOBODY, NOT_WATCHED, SILENT, STEP, WATCHED,
 };
 use rustix::{
     event::Timespec,
@@ -40,9 +42,6 @@ const PATIENCE: usize = 1;
 const WATCHING: u32 = 1;
 const SERVING: u32 = 2;
 
-/// A value of a queue's word: a vCPU waits for an answer and sleeps until the server wakes it.
-const ASLEEP: u32 = 2;
-
 /// The longest time for which a server looks at its queues after a request. A guest that has taken over its wedge can write any time
 /// into the word.
 const MOST_PATIENCE: Duration = Duration::from_millis(1);
@@ -54,6 +53,17 @@ pub(crate) enum Waiting {
     Looking,
     /// It leaves its CPU to the server.
     Asleep,
+}
+
+/// What somebody finds who comes to wait for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It may wait.
+    Ours,
+    /// Another vCPU waits for this queue, or is about to take an answer of which the driver is then told.
+    Others,
+    /// There is an answer already.
+    Answered,
 }
 
 /// What came of waiting.
@@ -158,15 +168,25 @@ impl Words {
         self.load(WATCHED) != NOT_WATCHED
     }
 
-    /// From now on this queue's answers come by its word. Returns whether there is one, if the queue has a word.
-    pub(crate) fn expect(&self, index: usize, how: Waiting) -> Option<bool> {
+    /// Nobody waits for this queue's answers: it is about to be served from anew.
+    pub(crate) fn clear(&self, index: usize) {
+        self.queue(index).into_iter().for_each(|word| word.store(NOBODY, Ordering::SeqCst));
+    }
+
+    /// From now on this queue's answers come by its word, if it has one and nobody else waits. An answer that is there is taken.
+    pub(crate) fn expect(&self, index: usize, how: Waiting) -> Option<Turn> {
         let value = if how == Waiting::Looking { LOOKING } else { ASLEEP };
-        let word = self.queue(index)?;
-        let is_there = word.swap(value, Ordering::SeqCst) == EARLY;
-        if is_there {
-            word.store(NOBODY, Ordering::SeqCst);
-        }
-        Some(is_there)
+        // What another vCPU is about to find must stay: the server does not tell of it again.
+        let next = |said| match said {
+            NOBODY => Some(value),
+            EARLY => Some(NOBODY),
+            _ => None,
+        };
+        Some(match self.queue(index)?.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next) {
+            Ok(EARLY) => Turn::Answered,
+            Ok(_) => Turn::Ours,
+            Err(_) => Turn::Others,
+        })
     }
 
     /// Waits for an answer. From now on answers come by the queue's event again.
@@ -300,11 +320,11 @@ mod tests {
             let (ours, theirs) = pair();
             let theirs = Arc::new(theirs);
             assert!(!theirs.answer(3), "nobody waits");
-            assert_eq!(ours.expect(3, how), Some(false));
+            assert_eq!(ours.expect(3, how), Some(Turn::Ours));
             let start = Instant::now();
             assert_eq!(ours.wait(3, how, SHORT), Reply::Nothing, "nobody answers");
             assert!(start.elapsed() >= SHORT && !theirs.answer(3), "too late");
-            assert_eq!(ours.expect(3, how), Some(false));
+            assert_eq!(ours.expect(3, how), Some(Turn::Ours));
             assert!(!theirs.answer(2), "another queue");
             let other = Arc::clone(&theirs);
             let server = thread::spawn(move || {
@@ -324,7 +344,7 @@ mod tests {
         for how in [Waiting::Looking, Waiting::Asleep] {
             let (ours, theirs) = pair();
             theirs.hush(3);
-            assert_eq!(ours.expect(3, how), Some(false), "nobody waited");
+            assert_eq!(ours.expect(3, how), Some(Turn::Ours), "nobody waited");
             let server = thread::spawn(move || {
                 thread::sleep(SHORT);
                 theirs.hush(3);
@@ -334,17 +354,34 @@ mod tests {
             assert_eq!(ours.wait(3, how, LONG), Reply::Silence, "{how:?}");
             assert!(start.elapsed() < LONG, "at once");
             let theirs = server.join().expect("hushed");
-            assert_eq!(ours.expect(3, how), Some(false));
+            assert_eq!(ours.expect(3, how), Some(Turn::Ours));
             assert!(theirs.answer(3), "of which it is told after all");
             theirs.hush(3);
             assert_eq!(ours.wait(3, how, LONG), Reply::Answer);
         }
     }
 
+    /// The one that waits may be kept from its CPU for long after the answer.
+    #[test]
+    fn who_comes_while_another_waits_takes_nothing_from_it() {
+        for how in [Waiting::Looking, Waiting::Asleep] {
+            let (ours, theirs) = pair();
+            assert_eq!(ours.expect(0, how), Some(Turn::Ours));
+            assert_eq!(ours.expect(0, Waiting::Looking), Some(Turn::Others));
+            assert!(theirs.answer(0));
+            assert_eq!(ours.expect(0, Waiting::Looking), Some(Turn::Others));
+            assert!(theirs.answer(0), "whoever waits hears of both");
+            assert_eq!(ours.wait(0, how, Duration::ZERO), Reply::Answer);
+            assert_eq!(ours.expect(0, how), Some(Turn::Ours), "it has gone on");
+            ours.clear(0);
+            assert!(!theirs.answer(0), "the queue is served from anew");
+        }
+    }
+
     #[test]
     fn two_answers_are_taken_as_one() {
         let (ours, theirs) = pair();
-        assert_eq!(ours.expect(0, Waiting::Asleep), Some(false));
+        assert_eq!(ours.expect(0, Waiting::Asleep), Some(Turn::Ours));
         assert!(theirs.answer(0) && theirs.answer(0));
         assert_eq!(ours.wait(0, Waiting::Asleep, LONG), Reply::Answer);
         assert!(!theirs.answer(0));
@@ -373,10 +410,10 @@ mod tests {
         let (ours, theirs) = pair();
         theirs.set_watched(true);
         assert!(theirs.answer(1) && theirs.answer(1));
-        assert_eq!(ours.expect(1, Waiting::Looking), Some(true));
+        assert_eq!(ours.expect(1, Waiting::Looking), Some(Turn::Answered));
         assert!(!theirs.take_back(1), "it was found");
         assert!(theirs.answer(1) && theirs.take_back(1) && !theirs.take_back(1));
-        assert_eq!(ours.expect(1, Waiting::Looking), Some(false));
+        assert_eq!(ours.expect(1, Waiting::Looking), Some(Turn::Ours));
         assert!(!theirs.take_back(1) && theirs.answer(1));
         assert_eq!(ours.wait(1, Waiting::Looking, LONG), Reply::Answer);
         theirs.set_watched(false);
@@ -416,7 +453,7 @@ mod tests {
         theirs.set_watched(false);
         // Whatever was left there is taken.
         ours.wait(0, Waiting::Looking, Duration::ZERO);
-        assert_eq!(ours.expect(0, Waiting::Looking), Some(false));
+        assert_eq!(ours.expect(0, Waiting::Looking), Some(Turn::Ours));
         assert!(theirs.answer(0));
         assert_eq!(ours.wait(0, Waiting::Looking, LONG), Reply::Answer);
     }

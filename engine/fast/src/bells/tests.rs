@@ -138,30 +138,34 @@ enum Serving {
     Answers,
     /// It says that nobody is to be told.
     Hushes,
+    /// Another vCPU waits for the same queue's answer, which is there.
+    AnswersAnother,
 }
 
 /// Says something to whoever waits for an answer, while it has something to say.
 struct Server {
     watched: Word,
+    queue: Word,
     says: Arc<AtomicU32>,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    fn new(watched: Word, queue: Word) -> Self {
+    fn new(watched: Word, queue: impl Fn() -> Word) -> Self {
         let (says, over): (Arc<AtomicU32>, Arc<AtomicBool>) = Default::default();
         let (said, is_over) = (Arc::clone(&says), Arc::clone(&over));
+        let (queue, served) = (queue(), queue());
         let serve = move || {
             while !is_over.load(Ordering::Relaxed) {
                 match said.load(Ordering::Relaxed) {
                     0 => thread::sleep(Duration::from_millis(1)),
-                    said if queue.get() == words::LOOKING => queue.set(said),
+                    said if served.get() == words::LOOKING => served.set(said),
                     _ => {}
                 }
             }
         };
-        Self { watched, says, over, thread: Some(thread::spawn(serve)) }
+        Self { watched, queue, says, over, thread: Some(thread::spawn(serve)) }
     }
 }
 
@@ -197,7 +201,7 @@ fn machine(ringer: Ringer, above: u8, options: Options) -> Machine {
     };
     let word = |number: usize| Word(file(), page + (number * words::STEP) as u64);
     // Before the engine: it chooses a CPU for this thread.
-    let server = Server::new(word(words::WATCHED), word(words::FIRST_QUEUE + QUEUE));
+    let server = Server::new(word(words::WATCHED), || word(words::FIRST_QUEUE + QUEUE));
     let (offered, used) = (DATA.1 + OFFERED, DATA.1 + USED);
     let message = (0xfee0_0000, VECTOR.into());
     let bell = bus::Bell { words: page, queue: QUEUE, offered, used, message };
@@ -229,6 +233,9 @@ impl Machine {
         };
         self.server.says.store(says, Ordering::Relaxed);
         self.server.watched.set((serving != Serving::Sleeps).into());
+        if serving == Serving::AnswersAnother {
+            self.server.queue.set(words::ANSWERED);
+        }
         let ended = self.fast.run(u64::MAX);
         self.server.says.store(0, Ordering::Relaxed);
         assert_eq!(ended, Exit::Halted, "{:?}", self.fast.failure());
@@ -291,6 +298,15 @@ fn a_wedge_goes_on_when_the_server_says_that_nobody_is_to_be_told() {
     let is_it = |(taken, stores): (u32, u32)| taken == 0 && stores < TIMES / 4;
     let found = (0..20).any(|_| is_it(comes_to(USUAL, 1, MODES.options, Serving::Hushes)));
     assert!(found);
+}
+
+#[test]
+fn a_wedge_leaves_an_answer_to_another_vcpu_that_waits_for_it() {
+    let mut machine = machine(USUAL, 1, MODES.options);
+    let (taken, stores) = machine.run(Serving::AnswersAnother);
+    assert_eq!(taken, 0);
+    assert!(stores < TIMES / 2, "{stores} rung by the monitor");
+    assert_eq!(machine.server.queue.get(), words::ANSWERED, "it is there still");
 }
 
 /// It knows where the server should be.

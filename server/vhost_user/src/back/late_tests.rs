@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use virtio::{NET_RECEIVE as RECEIVE, NET_TRANSMIT as TRANSMIT, Net, NetBackend};
 
 use super::*;
-use crate::words::{Reply, Waiting};
+use crate::words::{Reply, Turn, Waiting};
 
 /// A network that drops what the guest sends, and has as many frames for the guest as the counter says.
 struct Network(Arc<AtomicUsize>);
@@ -97,7 +97,7 @@ fn a_vcpu_that_waits_goes_on_though_the_driver_is_told_later() {
     let words = Arc::new(Words::new().expect("a page"));
     bench.server.words = Some(Arc::clone(&words));
     bench.offer(3);
-    assert_eq!(words.expect(TRANSMIT, Waiting::Looking), Some(false));
+    assert_eq!(words.expect(TRANSMIT, Waiting::Looking), Some(Turn::Ours));
     bench.server.run(TRANSMIT);
     assert_eq!(words.wait(TRANSMIT, Waiting::Looking, LATE), Reply::Silence);
     assert!(!bench.is_told());
