@@ -9,6 +9,10 @@ const CASES: usize = 4000;
 const SEED: u64 = 1;
 const KEPT: &str = include_str!("../programs/chance/kept");
 
+/// Programs in which the host's CPU has a choice that the interpreter cannot know: when a string store over its own bytes sees them. Only where
+/// that CPU runs them can they be compared.
+const CPUS_CHOICE: [&str; 1] = ["itself"];
+
 fn guest(engine: &str) -> Place {
     Place::Guest { engine: engine.to_owned(), kernel: "debian-12".to_owned(), timeout: 400 }
 }
@@ -54,7 +58,10 @@ fn kept_programs_run_everywhere() -> Result<()> {
     let lines = KEPT.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let programs = lines.map(str::parse).collect::<Result<Vec<Program>>>()?;
     agree(&programs, "fast")?;
-    agree(&programs, "jit")
+    let is_settled = |program: &Program| !CPUS_CHOICE.contains(&program.name.as_str());
+    let (settled, open): (Vec<_>, Vec<_>) = programs.into_iter().partition(is_settled);
+    ensure!(open.len() == CPUS_CHOICE.len(), "{open:?} are kept no more");
+    agree(&settled, "jit")
 }
 
 /// The comparison can fail: a program that looks at the kernel's version is told from itself.
