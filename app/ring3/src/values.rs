@@ -189,7 +189,9 @@ pub struct EngineArguments {
     ///
     /// Linux knows it as KVM's: steal-time (it is told who has to wait), tlb-flush (a CPU that waits is left a note
     /// instead of an interrupt), send-ipi, yield, unhalt (locks are waited for by halting), and eoi (the end of an interrupt is
-    /// told in memory). auto is all where virtual CPUs outnumber those that ring3 may use, else eoi.
+    /// told in memory). It may be told that each of its CPUs has one of the host's (dedicated): it then looks for work for a
+    /// while before it halts. auto is all but that where virtual CPUs outnumber those that ring3 may use, else eoi, and
+    /// dedicated if there are several.
     #[arg(
         long,
         value_name = "auto|all|none|FEATURE[,FEATURE]",
@@ -201,7 +203,7 @@ pub struct EngineArguments {
 
 /// What of KVM's interface a guest is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ParavirtChoice(pub Option<u32>);
+pub struct ParavirtChoice(pub Option<u64>);
 
 impl FromStr for ParavirtChoice {
     type Err = String;
@@ -219,7 +221,7 @@ impl FromStr for ParavirtChoice {
     }
 }
 
-fn feature(name: &str) -> Result<u32, String> {
+fn feature(name: &str) -> Result<u64, String> {
     let known = kvm_features::NAMES.iter().find(|(known, _)| *known == name);
     known.map(|(_, bit)| *bit).ok_or_else(|| {
         let names = kvm_features::NAMES.map(|(name, _)| name).join(", ");
@@ -385,7 +387,7 @@ pub fn usual_cpus() -> u32 {
 }
 
 /// Whether a machine of so many virtual CPUs has more of them than the host lets this process use.
-pub fn outnumber_the_hosts(vcpus: u32) -> bool {
+fn outnumber_the_hosts(vcpus: u32) -> bool {
     host_cpus() < vcpus as usize
 }
 

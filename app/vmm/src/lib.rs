@@ -70,7 +70,7 @@ pub struct Description {
     pub clock: GuestClock,
     /// What of KVM's interface for vCPUs that do not all run at the same time the guest is offered, bits of
     /// [`kvm_features::feature`]; if nothing is said, all of it where vCPUs outnumber the host's CPUs, else the end of interrupts in memory.
-    pub paravirt: Option<u32>,
+    pub paravirt: Option<u64>,
 }
 
 /// How near to the host's the guest's time of day is.

@@ -23,8 +23,6 @@ use crate::{
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
 const DEBUG_EXIT_PORT: u16 = 0xf4;
-/// What of KVM's interface a guest is offered if nobody says, where its vCPUs outnumber the host's CPUs and elsewhere.
-const OFFERED: [u32; 2] = [paravirt::ALL, paravirt::feature::EOI];
 
 /// A machine that has not run yet.
 pub struct Machine {
@@ -211,7 +209,7 @@ struct VcpuMaker<'a> {
     kvm_clock: Option<Arc<KvmClock>>,
     events: &'a Arc<Events>,
     /// The features of KVM's interface that the guest is offered.
-    paravirt: u32,
+    paravirt: u64,
     /// Set if vCPUs outnumber the host's CPUs.
     pool: Option<Arc<CpuPool>>,
     others: Others,
@@ -228,7 +226,7 @@ impl<'a> VcpuMaker<'a> {
     ) -> Self {
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
         let pool = (requests.len() > host_cpus).then(|| CpuPool::new(host_cpus, requests));
-        let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(pool.is_none())]);
+        let paravirt = description.paravirt.unwrap_or(offered(requests.len(), pool.is_some()));
         let others = Others::new(requests);
         Self { boots, ram, requests, kvm_clock, events, paravirt, pool, others }
     }
@@ -270,6 +268,16 @@ impl<'a> VcpuMaker<'a> {
     }
 }
 
+/// What of KVM's interface a guest is offered if nobody says. A machine's only CPU need not look for work before it halts: only devices
+/// wake it.
+fn offered(vcpus: usize, outnumber: bool) -> u64 {
+    match (vcpus, outnumber) {
+        (_, true) => paravirt::ALL,
+        (..=1, _) => paravirt::feature::EOI,
+        _ => paravirt::feature::EOI | paravirt::feature::DEDICATED,
+    }
+}
+
 fn kickers(requests: &[Arc<VcpuRequests>]) -> Vec<Arc<dyn Kicker>> {
     requests.iter().map(|one| Arc::clone(one) as Arc<dyn Kicker>).collect()
 }
@@ -283,7 +291,7 @@ fn chipset_settings(description: &Description) -> Settings {
     }
 }
 
-fn cpuid_settings(description: &Description, tsc_hz: u64, paravirt: u32) -> cpuid::Settings {
+fn cpuid_settings(description: &Description, tsc_hz: u64, paravirt: u64) -> cpuid::Settings {
     let clock = if description.clock == GuestClock::Rtc { 0 } else { kvm::CLOCK_FEATURES };
     cpuid::Settings { tsc_hz, cpus: description.cpus, kvm_features: clock | paravirt }
 }

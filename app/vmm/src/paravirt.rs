@@ -40,7 +40,7 @@ impl Others {
 
 /// One vCPU's interface.
 pub(crate) struct Paravirt {
-    features: u32,
+    features: u64,
     number: usize,
     interrupts: CpuInterrupts,
     others: Others,
@@ -51,7 +51,7 @@ pub(crate) struct Paravirt {
 
 impl Paravirt {
     pub(crate) fn new(
-        features: u32,
+        features: u64,
         interrupts: CpuInterrupts,
         others: Others,
         permit: Option<CpuPermit>,
@@ -62,7 +62,7 @@ impl Paravirt {
         Self { features, number, interrupts, others, permit, steal, eoi }
     }
 
-    fn has(&self, feature: u32) -> bool {
+    fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
     }
 

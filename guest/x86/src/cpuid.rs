@@ -130,8 +130,8 @@ pub struct Settings {
     pub tsc_hz: u64,
     /// Number of logical CPUs, at least one: cores of one package, one thread each.
     pub cpus: u32,
-    /// What of KVM's interface the machine has, see [`kvm::feature`]: nothing, not even its name, if zero.
-    pub kvm_features: u32,
+    /// What of KVM's interface the machine has, see [`kvm::feature`] and [`crate::paravirt::feature`]: nothing, not even its name, if zero.
+    pub kvm_features: u64,
 }
 
 /// The features of a guest CPU, made once per machine.
@@ -270,7 +270,11 @@ impl Model {
                 let [b, c, d] = words(kvm::SIGNATURE);
                 CpuidResult::new(kvm::LEAF + 1, b, c, d)
             }
-            KVM_FEATURES => CpuidResult::new(self.settings.kvm_features, 0, 0, 0),
+            KVM_FEATURES => {
+                let (features, hints) =
+                    (self.settings.kvm_features, self.settings.kvm_features >> 32);
+                CpuidResult::new(features as u32, 0, 0, hints as u32)
+            }
             _ => CpuidResult::default(),
         }
     }
@@ -358,6 +362,7 @@ impl ClockRatio {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paravirt::feature;
 
     /// A host that has every bit set: what the guest then sees is what we advertise at most.
     fn everything(_: u32, _: u32) -> CpuidResult {
@@ -471,6 +476,9 @@ mod tests {
             model.query(kvm::LEAF + 1, 0, 0),
             CpuidResult::new(1 << 1 | 1 << 3 | 1 << 24, 0, 0, 0)
         );
+        let dedicated = Settings { kvm_features: feature::EOI | feature::DEDICATED, ..ONE };
+        let hinted = Model::new(everything, dedicated).query(kvm::LEAF + 1, 0, 0);
+        assert_eq!(hinted, CpuidResult::new(1 << 6, 0, 0, 1));
         assert_eq!(
             model.query(0x4000_0000, 0, 0),
             none.query(0x4000_0000, 0, 0),

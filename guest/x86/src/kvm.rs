@@ -14,15 +14,15 @@ pub const SIGNATURE: &[u8; 12] = b"KVMKVMKVM\0\0\0";
 /// Feature bits, in EAX of the leaf after [`LEAF`].
 pub mod feature {
     /// Port writes need no delay: no device here is slow.
-    pub const NO_IO_DELAY: u32 = 1 << 1;
+    pub const NO_IO_DELAY: u64 = 1 << 1;
     /// The clock, by [`super::WALL_CLOCK`] and [`super::SYSTEM_TIME`].
-    pub const CLOCK: u32 = 1 << 3;
+    pub const CLOCK: u64 = 1 << 3;
     /// The clocks of all CPUs agree, so a guest need not compare them.
-    pub const STABLE_CLOCK: u32 = 1 << 24;
+    pub const STABLE_CLOCK: u64 = 1 << 24;
 }
 
 /// What a machine with the clock offers.
-pub const CLOCK_FEATURES: u32 = feature::NO_IO_DELAY | feature::CLOCK | feature::STABLE_CLOCK;
+pub const CLOCK_FEATURES: u64 = feature::NO_IO_DELAY | feature::CLOCK | feature::STABLE_CLOCK;
 
 /// MSR `KVM_WALL_CLOCK_NEW`: where the time of day at the clock's zero is to be written, once.
 pub const WALL_CLOCK: u32 = 0x4b56_4d00;

@@ -1,41 +1,46 @@
 //! What KVM offers guests whose CPUs do not all run at the same time (Linux, `Documentation/virt/kvm/x86/`: cpuid.rst,
 //! msr.rst, hypercalls.rst), as far as ring3 offers it: feature bits, MSRs, what lies in memory, and hypercalls.
 
-/// Feature bits, beside those of [`crate::kvm::feature`].
+/// Feature bits, beside those of [`crate::kvm::feature`]. Those from 32 on are hints.
 pub mod feature {
     /// A vCPU is told how long it has waited for a CPU of the host, and others whether it waits now.
-    pub const STEAL_TIME: u32 = 1 << 5;
+    pub const STEAL_TIME: u64 = 1 << 5;
     /// A vCPU is told in memory that it need not write the end of the interrupt it serves to its local APIC.
-    pub const EOI: u32 = 1 << 6;
+    pub const EOI: u64 = 1 << 6;
     /// A vCPU that halts can be woken by another one without an interrupt: locks are waited for so.
-    pub const UNHALT: u32 = 1 << 7;
+    pub const UNHALT: u64 = 1 << 7;
     /// A vCPU that waits for a CPU of the host can be left a note that it is to flush its TLB.
-    pub const TLB_FLUSH: u32 = 1 << 9;
+    pub const TLB_FLUSH: u64 = 1 << 9;
     /// One hypercall interrupts many vCPUs.
-    pub const SEND_IPI: u32 = 1 << 11;
+    pub const SEND_IPI: u64 = 1 << 11;
     /// A vCPU can let another one have its CPU.
-    pub const SCHED_YIELD: u32 = 1 << 13;
+    pub const SCHED_YIELD: u64 = 1 << 13;
+    /// A hint (`KVM_HINTS_REALTIME`): the host keeps no vCPU waiting for a CPU. An idle CPU of Linux then looks for work for a while before it
+    /// halts (`Documentation/virt/guest-halt-polling.rst`). As long as it looks, another CPU can wake a program there without an interrupt, which
+    /// would stop both vCPUs.
+    pub const DEDICATED: u64 = 1 << 32;
 }
 
 /// Each feature by the name that users have for it.
-pub const NAMES: [(&str, u32); 6] = [
+pub const NAMES: [(&str, u64); 7] = [
     ("steal-time", feature::STEAL_TIME),
     ("eoi", feature::EOI),
     ("unhalt", feature::UNHALT),
     ("tlb-flush", feature::TLB_FLUSH),
     ("send-ipi", feature::SEND_IPI),
     ("yield", feature::SCHED_YIELD),
+    ("dedicated", feature::DEDICATED),
 ];
 
-/// All of them.
-pub const ALL: u32 = {
+/// All features, and no hints.
+pub const ALL: u64 = {
     let mut all = 0;
     let mut at = 0;
     while at < NAMES.len() {
         all |= NAMES[at].1;
         at += 1;
     }
-    all
+    all & u32::MAX as u64
 };
 
 /// MSR `KVM_STEAL_TIME`: where the vCPU's record is kept, and in bit 0 whether it is.

@@ -475,11 +475,15 @@ fn idle_cpus_look_before_they_halt() -> Result<()> {
     const ASK: &str = "cat /sys/devices/system/cpu/cpuidle/current_driver";
     let hosts = available_parallelism()?.get();
     for cpus in [1, 2, (hosts + 1).min(16)] {
-        let looks = (2..=hosts).contains(&cpus);
-        let cpus = format!("--cpus={cpus}");
-        let output = exec_with(&["--kernel=debian-13", &cpus], Path::new("/"), ASK)?.output()?;
-        let driver = String::from_utf8(output.stdout)?;
-        ensure!(driver == if looks { "haltpoll\n" } else { "none\n" }, "{cpus}: {driver}");
+        for offered in ["auto", "eoi"] {
+            let looks = (2..=hosts).contains(&cpus) && offered == "auto";
+            let cpus = format!("--cpus={cpus}");
+            let options = ["--kernel=debian-13", &cpus, "--paravirt", offered];
+            let driver =
+                String::from_utf8(exec_with(&options, Path::new("/"), ASK)?.output()?.stdout)?;
+            let expected = if looks { "haltpoll\n" } else { "none\n" };
+            ensure!(driver == expected, "{cpus}, {offered}: {driver}");
+        }
     }
     Ok(())
 }

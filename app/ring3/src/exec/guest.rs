@@ -31,7 +31,7 @@ use crate::{
     failure::Failure,
     net,
     share::{self, ServedFolder, ShareArgument},
-    values::{self, DevicesChoice, GuestIsolation},
+    values::{DevicesChoice, GuestIsolation},
 };
 
 /// The guest's address on vsock.
@@ -50,9 +50,6 @@ const PASSED: [&str; 10] =
     ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "TZ", "EDITOR", "LANG"];
 /// The agent starts the further virtual CPUs (`guest_agent/agent/cpus.rs`).
 const ONE_CPU: &str = "maxcpus=1";
-/// An idle CPU looks for work for a while before it halts (Linux, Documentation/virt/guest-halt-polling.rst). As long as it looks, another
-/// CPU can wake a program there without an interrupt. An interrupt would stop both virtual CPUs.
-const LOOKING: &str = "cpuidle_haltpoll.force=1";
 const DEFAULT_SHELL: &str = "/bin/sh";
 /// Linux lets no process have more (`fs.nr_open`, as it comes).
 const MOST_DESCRIPTORS: u64 = 1 << 20;
@@ -174,15 +171,8 @@ fn kernel_and_shares(
 
 fn cmdline(arguments: &Guest) -> String {
     let one = starts_cpus(arguments.cpus, arguments.append.as_deref()).then_some(ONE_CPU);
-    let looking = may_look(arguments.cpus).then_some(LOOKING);
     let further = arguments.append.iter().map(String::as_str);
-    [CMDLINE].into_iter().chain(one).chain(looking).chain(further).collect::<Vec<_>>().join(" ")
-}
-
-/// Whether a machine's CPUs may look for work before they halt. A machine's only CPU may not, since only devices wake it. CPUs that outnumber
-/// the host's may not, since they would keep the host's CPUs from each other.
-fn may_look(cpus: u32) -> bool {
-    cpus > 1 && !values::outnumber_the_hosts(cpus)
+    [CMDLINE].into_iter().chain(one).chain(further).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether the agent starts CPUs: not where the user has said how many the kernel is to start.
