@@ -7,6 +7,8 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -37,7 +39,10 @@ type Check = (&'static str, &'static str);
 const CHECKS: [Check; 4] = [
     ("format", "fmt --all --check"),
     ("lints", "clippy --workspace --all-targets -- -D warnings"),
-    ("unit tests", "test --workspace --exclude guests --no-fail-fast -- --show-output"),
+    (
+        "unit tests",
+        "test --workspace --exclude guests --exclude translator --no-fail-fast -- --show-output",
+    ),
     ("the program to boot guests with", "build --release --package ring3"),
 ];
 /// Builds the test programs. With the whole workspace at once, as for the unit tests: for one package alone cargo compiles
@@ -46,6 +51,9 @@ const BUILD: &str = "test --workspace --no-run --message-format=json-render-diag
 /// Those that take long and neither measure time nor depend on it: two of their guests run at a time, and of others one.
 const TOGETHER: [&str; 8] =
     ["boot", "disk", "exec", "faults", "file_systems", "isolation", "protocol", "traps"];
+
+/// The package whose programs have one long test each, since each needs a process of its own. So two programs run at a time.
+const BESIDE: &str = "tests/translator";
 
 /// A program of tests that has been built.
 struct TestProgram {
@@ -68,14 +76,28 @@ impl TestProgram {
         })
     }
 
+    fn is_beside(&self) -> bool {
+        self.folder.ends_with(BESIDE)
+    }
+
     fn is_together(&self) -> bool {
         self.folder.ends_with("tests/guests") && TOGETHER.contains(&self.name.as_str())
+    }
+
+    /// What runs it, and the name of its check; `None` if it was run with the unit tests. Says so where it is going to be run.
+    fn command(&self) -> Option<(&'static str, Command)> {
+        let (name, option) = self.check()?;
+        println!("==> {name}: {} --show-output {option}", self.path.display());
+        let mut command = Command::new(&self.path);
+        command.args(["--show-output", option]).current_dir(&self.folder);
+        Some((name, command))
     }
 
     /// The name of the check that this program belongs to, and the option that the program is run with; `None` for a program
     /// that was run with the unit tests.
     fn check(&self) -> Option<(&'static str, &'static str)> {
         match self.folder.strip_prefix(root()).ok()?.to_str()? {
+            BESIDE => Some(("programs of tests, two at a time", "--test-threads=1")),
             "machine/boot" => Some(("loading of stock kernels", "--ignored")),
             "tests/guests" if self.is_together() => {
                 Some(("boot tests, two at a time", "--test-threads=2"))
@@ -162,34 +184,79 @@ fn run_programs(
     tally: &mut Tally,
 ) -> Result<BTreeSet<&'static str>> {
     let mut failed_checks = BTreeSet::new();
-    for program in programs {
-        let Some((name, option)) = program.check() else { continue };
-        println!("==> {name}: {} --show-output {option}", program.path.display());
-        let mut command = Command::new(&program.path);
-        command.args(["--show-output", option]).current_dir(&program.folder);
+    let (beside, others): (Vec<_>, Vec<_>) = programs.iter().partition(|one| one.is_beside());
+    failed_checks.extend(run_two_at_a_time(&beside, tally)?);
+    for program in others {
+        let Some((name, mut command)) = program.command() else { continue };
         command.envs(kernels.map(|kernels| ("RING3_KERNELS", kernels)));
         failed_checks.extend((!run_check(&mut command, tally)?).then_some(name));
     }
     Ok(failed_checks)
 }
 
+/// Runs programs, each by itself but two of them at a time, and shows the output of each when it has ended. Returns the names of checks that failed.
+fn run_two_at_a_time(
+    programs: &[&TestProgram],
+    tally: &mut Tally,
+) -> Result<BTreeSet<&'static str>> {
+    let next = Mutex::new(programs.iter());
+    let (ended, outputs) = mpsc::channel();
+    let take = || lock(&next).next();
+    let work = |ended: mpsc::Sender<_>| {
+        // The lock is not held while a program runs.
+        while let Some(program) = take() {
+            let Some((name, mut command)) = program.command() else { continue };
+            let output = command.stderr(Stdio::inherit()).output();
+            // Nobody listens any more when another one could not be run.
+            let _ = ended.send(output.map(|output| (name, output)));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let ended = ended.clone();
+            scope.spawn(|| work(ended));
+        }
+        drop(ended);
+        let mut failed_checks = BTreeSet::new();
+        for output in outputs {
+            let (name, output) = output.context("a check cannot be run")?;
+            let failed = tally.failed;
+            take_output(&output.stdout[..], tally)?;
+            let succeeded = counted(output.status.success(), failed, tally);
+            failed_checks.extend((!succeeded).then_some(name));
+        }
+        Ok(failed_checks)
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs a command, passes its output on and counts the results of tests in it. Returns whether the command succeeded.
 fn run_check(command: &mut Command, tally: &mut Tally) -> Result<bool> {
     let failed = tally.failed;
     let mut child = command.stdout(Stdio::piped()).spawn().context("a check cannot be run")?;
-    let output = child.stdout.take().context("a check has no output")?;
-    for line in BufReader::new(output).split(b'\n') {
+    take_output(BufReader::new(child.stdout.take().context("a check has no output")?), tally)?;
+    Ok(counted(child.wait()?.success(), failed, tally))
+}
+
+/// Passes output on and counts the results of tests in it.
+fn take_output(output: impl BufRead, tally: &mut Tally) -> Result<()> {
+    for line in output.split(b'\n') {
         let line = line?;
         let line = String::from_utf8_lossy(&line);
         if tally.add(&line) {
             println!("{line}");
         }
     }
-    let succeeded = child.wait()?.success();
-    if !succeeded {
-        tally.failed += u64::from(tally.failed == failed);
-    }
-    Ok(succeeded)
+    Ok(())
+}
+
+/// Whether a check succeeded. One that did not and has told of no failed test is a failure itself.
+fn counted(succeeded: bool, failed_before: u64, tally: &mut Tally) -> bool {
+    tally.failed += u64::from(!succeeded && tally.failed == failed_before);
+    succeeded
 }
 
 /// Says what was skipped; returns how much of it may be, and counts the rest as failures.
@@ -260,6 +327,7 @@ mod tests {
         assert_eq!(check("tests/guests", "faults"), Some("--test-threads=2"));
         assert_eq!(check("tests/guests", "clocks"), Some("--test-threads=1"));
         assert_eq!(check("machine/boot", "stock_kernels"), Some("--ignored"));
+        assert_eq!(check("tests/translator", "checks"), Some("--test-threads=1"));
         assert_eq!(check("server/faults", "faults"), None, "a unit test");
         let library = r#"{"reason":"compiler-artifact","profile":{"test":false}}"#;
         assert!(TestProgram::of_line(library).is_none() && TestProgram::of_line("text").is_none());
