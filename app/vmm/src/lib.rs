@@ -69,7 +69,8 @@ pub struct Description {
     /// How near to the host's the guest's time of day is.
     pub clock: GuestClock,
     /// What of KVM's interface for vCPUs that do not all run at the same time the guest is offered, bits of
-    /// [`kvm_features::feature`]; if nothing is said, all of it where vCPUs outnumber the host's CPUs, else the end of interrupts in memory.
+    /// [`kvm_features::feature`]. If nothing is said, that is all features where vCPUs outnumber the host's CPUs, else the end of interrupts in
+    /// memory, and where there are several vCPUs the hint that each has a CPU.
     pub paravirt: Option<u64>,
 }
 
