@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Mutex, PoisonError, mpsc},
     thread,
 };
 
@@ -84,7 +84,8 @@ impl TestProgram {
         self.folder.ends_with("tests/guests") && TOGETHER.contains(&self.name.as_str())
     }
 
-    /// What runs it, and the name of its check; `None` if it was run with the unit tests. Says so where it is going to be run.
+    /// Prints how this program is going to be run. Returns the name of its check, and the command. `None`, with nothing printed, for a program
+    /// that was run with the unit tests.
     fn command(&self) -> Option<(&'static str, Command)> {
         let (name, option) = self.check()?;
         println!("==> {name}: {} --show-output {option}", self.path.display());
@@ -194,21 +195,23 @@ fn run_programs(
     Ok(failed_checks)
 }
 
-/// Runs programs, each by itself but two of them at a time, and shows the output of each when it has ended. Returns the names of checks that failed.
+/// Runs programs, two at a time, and shows the output of each when that program has ended. Returns the names of checks that failed.
 fn run_two_at_a_time(
     programs: &[&TestProgram],
     tally: &mut Tally,
 ) -> Result<BTreeSet<&'static str>> {
     let next = Mutex::new(programs.iter());
     let (ended, outputs) = mpsc::channel();
-    let take = || lock(&next).next();
+    let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = |ended: mpsc::Sender<_>| {
         // The lock is not held while a program runs.
         while let Some(program) = take() {
             let Some((name, mut command)) = program.command() else { continue };
             let output = command.stderr(Stdio::inherit()).output();
-            // Nobody listens any more when another one could not be run.
-            let _ = ended.send(output.map(|output| (name, output)));
+            if ended.send(output.map(|output| (name, output))).is_err() {
+                // Nobody listens any more: another program could not be run.
+                return;
+            }
         }
     };
     thread::scope(|scope| {
@@ -227,10 +230,6 @@ fn run_two_at_a_time(
         }
         Ok(failed_checks)
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a command, passes its output on and counts the results of tests in it. Returns whether the command succeeded.
@@ -253,7 +252,7 @@ fn take_output(output: impl BufRead, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Whether a check succeeded. One that did not and has told of no failed test is a failure itself.
+/// Counts one failure if a check failed that has told of no failed test. Returns whether the check succeeded.
 fn counted(succeeded: bool, failed_before: u64, tally: &mut Tally) -> bool {
     tally.failed += u64::from(!succeeded && tally.failed == failed_before);
     succeeded

@@ -188,10 +188,10 @@ pub struct EngineArguments {
     /// What of KVM's interface the guest is offered beside the clock
     ///
     /// Linux knows it as KVM's: steal-time (it is told who has to wait), tlb-flush (a CPU that waits is left a note
-    /// instead of an interrupt), send-ipi, yield, unhalt (locks are waited for by halting), and eoi (the end of an interrupt is
-    /// told in memory). It may be told that each of its CPUs has one of the host's (dedicated): it then looks for work for a
-    /// while before it halts. auto is all but that where virtual CPUs outnumber those that ring3 may use, else eoi, and
-    /// dedicated if there are several.
+    /// instead of an interrupt), send-ipi, yield, unhalt (locks are waited for by halting), eoi (the end of an interrupt is
+    /// told in memory), and dedicated (each virtual CPU has one of the host's to itself, so an idle one looks for work for a while
+    /// before it halts). all leaves dedicated out. auto is all where virtual CPUs outnumber those that ring3 may use. Elsewhere
+    /// auto is eoi for one virtual CPU, and eoi and dedicated for several.
     #[arg(
         long,
         value_name = "auto|all|none|FEATURE[,FEATURE]",
@@ -386,11 +386,6 @@ pub fn usual_cpus() -> u32 {
     host_cpus().min(MOST_USUAL_CPUS) as u32
 }
 
-/// Whether a machine of so many virtual CPUs has more of them than the host lets this process use.
-fn outnumber_the_hosts(vcpus: u32) -> bool {
-    host_cpus() < vcpus as usize
-}
-
 /// How many of its CPUs the host lets this process use.
 fn host_cpus() -> usize {
     available_parallelism().map_or(1, NonZero::get)
@@ -413,7 +408,7 @@ impl DevicesChoice {
     /// The choice as it is carried out for a machine of so many vCPUs: where these outnumber the host's CPUs, no server looks for
     /// requests beside a vCPU.
     pub fn beside(self, vcpus: u32) -> Self {
-        if self == Self::Processes && outnumber_the_hosts(vcpus) { Self::Near } else { self }
+        if self == Self::Processes && host_cpus() < vcpus as usize { Self::Near } else { self }
     }
 
     /// Where a disk's or folder's process runs, if it has one.

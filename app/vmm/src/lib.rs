@@ -68,9 +68,9 @@ pub struct Description {
     pub test_devices: bool,
     /// How near to the host's the guest's time of day is.
     pub clock: GuestClock,
-    /// What of KVM's interface for vCPUs that do not all run at the same time the guest is offered, bits of
-    /// [`kvm_features::feature`]. If nothing is said, that is all features where vCPUs outnumber the host's CPUs, else the end of interrupts in
-    /// memory, and where there are several vCPUs the hint that each has a CPU.
+    /// What of KVM's interface the guest is offered beside the clock: bits of [`kvm_features::feature`]. If nothing is said, the guest is offered
+    /// [`kvm_features::ALL`] where vCPUs outnumber the host's CPUs. Elsewhere one vCPU is offered `EOI`, and several are offered `EOI` and
+    /// `DEDICATED`.
     pub paravirt: Option<u64>,
 }
 

@@ -268,8 +268,8 @@ impl<'a> VcpuMaker<'a> {
     }
 }
 
-/// What of KVM's interface a guest is offered if nobody says. A machine's only CPU need not look for work before it halts: only devices
-/// wake it.
+/// The bits of [`paravirt::feature`] that a guest is offered where the machine's description names none. `outnumber` says that its vCPUs
+/// outnumber the host's CPUs. A single vCPU is not `DEDICATED`: only devices wake that vCPU, so it would look for work in vain before it halts.
 fn offered(vcpus: usize, outnumber: bool) -> u64 {
     match (vcpus, outnumber) {
         (_, true) => paravirt::ALL,

@@ -37,7 +37,7 @@ const WORDS: u64 = 1_000_000;
 const BETWEEN: u64 = 500;
 /// So long may a machine be silent before its wedges are killed.
 const SILENCE: Duration = Duration::from_millis(300);
-/// So long may it all take.
+/// The test gives up after so long.
 const LONG: Duration = Duration::from_secs(60);
 /// Instructions that the interpreter goes on for.
 const BUDGET: u64 = 20_000;

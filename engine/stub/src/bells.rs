@@ -138,8 +138,8 @@ fn wait(cx: &Context<'_>, bell: &Bell) -> Outcome {
     }
 }
 
-/// What a queue's word says once an answer is waited for, or has been taken because it is there. `None` if another vCPU waits: what that one is about
-/// to find must stay, and it has the driver told of both answers.
+/// The next value of a queue's word for a vCPU that comes to wait for an answer. An answer that is there already is taken. `None` if another vCPU
+/// waits: the word must stay, because the server tells of an answer once.
 fn expect(said: u32) -> Option<u32> {
     match said {
         words::NOBODY => Some(words::LOOKING),

@@ -10,7 +10,7 @@ pub const FIRST_QUEUE: usize = 2;
 pub const NOT_WATCHED: u32 = 0;
 /// What a queue's word says: nobody waits for an answer.
 pub const NOBODY: u32 = 0;
-/// Somebody waits and looks at the word.
+/// A vCPU waits for an answer and looks at the word.
 pub const LOOKING: u32 = 1;
 /// There is an answer for whoever waits.
 pub const ANSWERED: u32 = 3;

@@ -271,9 +271,8 @@ impl Model {
                 CpuidResult::new(kvm::LEAF + 1, b, c, d)
             }
             KVM_FEATURES => {
-                let (features, hints) =
-                    (self.settings.kvm_features, self.settings.kvm_features >> 32);
-                CpuidResult::new(features as u32, 0, 0, hints as u32)
+                let features = self.settings.kvm_features;
+                CpuidResult::new(features as u32, 0, 0, (features >> 32) as u32)
             }
             _ => CpuidResult::default(),
         }

@@ -1,7 +1,7 @@
 //! What KVM offers guests whose CPUs do not all run at the same time (Linux, `Documentation/virt/kvm/x86/`: cpuid.rst,
 //! msr.rst, hypercalls.rst), as far as ring3 offers it: feature bits, MSRs, what lies in memory, and hypercalls.
 
-/// Feature bits, beside those of [`crate::kvm::feature`]. Those from 32 on are hints.
+/// Feature bits, beside those of [`crate::kvm::feature`]. Bits 0 to 31 are EAX of CPUID's leaf, and bits 32 to 63 are EDX, which has hints.
 pub mod feature {
     /// A vCPU is told how long it has waited for a CPU of the host, and others whether it waits now.
     pub const STEAL_TIME: u64 = 1 << 5;

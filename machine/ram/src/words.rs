@@ -24,7 +24,7 @@ pub const NOT_WATCHED: u32 = 0;
 
 /// What a queue's word says: nobody waits for an answer.
 pub const NOBODY: u32 = 0;
-/// Somebody waits and looks at the word.
+/// A vCPU waits for an answer and looks at the word.
 pub const LOOKING: u32 = 1;
 /// A vCPU waits for an answer and sleeps until the server wakes it.
 pub const ASLEEP: u32 = 2;

@@ -7,7 +7,8 @@
 //! | `PATIENCE` | the monitor | for how many us the server may do so after a request |
 //! | one a queue | both | whether a vCPU waits for an answer of this queue, and how; then, that there is one, or none that it is to be told of |
 //!
-//! One vCPU at a time waits for a queue's answers. Another one that rings meanwhile goes on: whoever waits has the driver told of both.
+//! At most one vCPU waits for the answers of a queue. A second vCPU that rings meanwhile does not wait. The driver hears of the second's answer
+//! together with the first's, or by the queue's event if the first vCPU has gone on by then.
 //!
 //! A word that says nonsense is as good as one that says nothing: then there are the events.
 // UNSAFETY: memory that another process writes cannot be expressed in safe Rust; it is accessed as atomics only.
@@ -55,12 +56,12 @@ pub(crate) enum Waiting {
     Asleep,
 }
 
-/// What somebody finds who comes to wait for an answer.
+/// What a vCPU finds that comes to wait for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It may wait.
+    /// The vCPU may wait.
     Ours,
-    /// Another vCPU waits for this queue, or is about to take an answer of which the driver is then told.
+    /// Another vCPU waits for an answer of this queue, or is about to take one.
     Others,
     /// There is an answer already.
     Answered,
@@ -168,12 +169,13 @@ impl Words {
         self.load(WATCHED) != NOT_WATCHED
     }
 
-    /// Nobody waits for this queue's answers: it is about to be served from anew.
+    /// Makes a queue's word say that nobody waits. This is done before a server starts to serve the queue.
     pub(crate) fn clear(&self, index: usize) {
         self.queue(index).into_iter().for_each(|word| word.store(NOBODY, Ordering::SeqCst));
     }
 
-    /// From now on this queue's answers come by its word, if it has one and nobody else waits. An answer that is there is taken.
+    /// Begins to wait for an answer of this queue, unless another vCPU waits. An answer that is there already is taken. `None` if the queue
+    /// has no word.
     pub(crate) fn expect(&self, index: usize, how: Waiting) -> Option<Turn> {
         let value = if how == Waiting::Looking { LOOKING } else { ASLEEP };
         // What another vCPU is about to find must stay: the server does not tell of it again.
@@ -361,7 +363,7 @@ mod tests {
         }
     }
 
-    /// The one that waits may be kept from its CPU for long after the answer.
+    /// The host may keep a vCPU that waits from running for long after the answer has come.
     #[test]
     fn who_comes_while_another_waits_takes_nothing_from_it() {
         for how in [Waiting::Looking, Waiting::Asleep] {

@@ -60,7 +60,7 @@ fn kept_programs_run_everywhere() -> Result<()> {
     agree(&programs, "fast")?;
     let is_settled = |program: &Program| !CPUS_CHOICE.contains(&program.name.as_str());
     let (settled, open): (Vec<_>, Vec<_>) = programs.into_iter().partition(is_settled);
-    ensure!(open.len() == CPUS_CHOICE.len(), "{open:?} are kept no more");
+    ensure!(open.len() == CPUS_CHOICE.len(), "of {CPUS_CHOICE:?} only {open:?} are kept");
     agree(&settled, "jit")
 }
 

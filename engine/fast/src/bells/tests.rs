@@ -138,7 +138,7 @@ enum Serving {
     Answers,
     /// It says that nobody is to be told.
     Hushes,
-    /// Another vCPU waits for the same queue's answer, which is there.
+    /// The server has answered, and another vCPU is about to take the answer.
     AnswersAnother,
 }
 

@@ -261,9 +261,9 @@ impl<W: Process> Mapper<W> {
         self.tell_of_large(place, found)
     }
 
-    /// A page, or a part of one, has been mapped at `place` because of the translation `found`. If `found` is of a large page of the
-    /// user's, the wedge is told, and takes away the whole large page at INVLPG of any part. Where the wedge cannot do that, the monitor
-    /// carries out each INVLPG from now on.
+    /// To be called when memory has been mapped at `place` by the translation `found`. If `found` is of a large page of the user's, INVLPG of
+    /// any part has to take away the whole large page. So the wedge is told of such a page. Where the wedge cannot take all of the page
+    /// away, the monitor carries out each INVLPG from now on.
     fn tell_of_large(&mut self, place: Place, found: &Translation) -> Result<(), Error> {
         if place.kernel || found.page_bits < LARGE_BITS {
             return Ok(());

@@ -4,9 +4,8 @@
 //! give memory back, and may have tens of thousands of pages mapped, of which hardly any has another entry than at the
 //! last flush. So a copy of each table of small pages is kept, and a page is looked at only if its entry is another one
 //! now, or if what is mapped there has changed since. A table is copied in parts, and only those parts that map pages. So a heap
-//! with 64 pages in each of many 2 MiB has an eighth of each table to compare. A copy that
-//! has not changed for long makes room for a hash: page tables of a gigabyte and copies of them are 4 MiB, which is more than
-//! the cache of one CPU.
+//! with 64 pages in each of many 2 MiB has an eighth of each table to compare. A copy that has not changed for long
+//! makes room for a hash: page tables of a gigabyte and copies of them are 4 MiB, which is more than the cache of one CPU.
 //!
 //! What holds between two comparisons: a page that is mapped, and not doubted, is what its entry in the copy says.
 
@@ -49,11 +48,11 @@ pub(super) struct PageBlock {
 pub(super) struct SeenTables {
     /// In ascending order of the 2 MiB (HVA) that they are for.
     tables: Vec<SeenTable>,
-    /// Tables that the comparison now going on has met for the first time.
+    /// Tables that the comparison in progress has met for the first time.
     fresh: Vec<SeenTable>,
-    /// How many of `tables` that comparison has passed.
+    /// How many of `tables` the comparison in progress has passed.
     passed: usize,
-    /// Whether that comparison has met a table by which nothing is mapped any more.
+    /// Whether the comparison in progress has met a table by which nothing is mapped any more.
     is_one_unused: bool,
     /// What the entries were read by.
     roots: Roots,

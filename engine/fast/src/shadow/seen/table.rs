@@ -89,7 +89,7 @@ impl SeenTable {
 
     /// Reads the table that `way` leads to, of which these `parts` map pages. Returns the entries that are doubted, or may have changed
     /// since they were last read, each with its index. Afterwards all entries are known, and none is doubted. `None` if the table is not
-    /// in RAM: then nothing is known of the table.
+    /// in RAM. What was known of the table has then been forgotten.
     pub(super) fn compare(
         &mut self,
         ram: &Ram,
