@@ -20,7 +20,7 @@ use crate::{
     context::{Context, Next},
     cpuid, fault, here,
     host::user_word,
-    patched,
+    patched, sites,
 };
 use core::arch::naked_asm;
 use wedge_abi::{AREA, AREA_ALIAS, AREAS, FIRST_AREA, Reason, STAND_IN, VcpuPage, area, area_of};
@@ -108,11 +108,23 @@ fn has(cx: &mut Context<'_>, at: usize) -> bool {
         // SAFETY: a page that is mapped for this.
         unsafe { *(here(AREA_ALIAS) as *mut u32).add(at) = *word };
     }
-    let done = set_area(AREA as u64, cx.shared.setup.secret) == 0;
-    if done {
-        *now = *wanted;
+    let wanted = *wanted;
+    let done = tell(cx);
+    if done && let Some(now) = cx.shared.narrow.areas.get_mut(at) {
+        *now = wanted;
     }
     done
+}
+
+/// The host reads what a segment is to be. It can do that only where the page is open, so a closed one is opened
+/// meanwhile: no user code runs.
+fn tell(cx: &mut Context<'_>) -> bool {
+    let closed = cx.shared.mapped.sites_closed != 0;
+    if closed && !sites::show_areas(cx, true) {
+        return false;
+    }
+    let done = set_area(AREA as u64, cx.shared.setup.secret) == 0;
+    (!closed || sites::show_areas(cx, false)) && done
 }
 
 /// INT 0x80 of `set_thread_area`, whose argument lies at `at`.

@@ -35,6 +35,15 @@ fn protect(cx: &mut Context<'_>, rights: u64) -> i64 {
     if result != 0 || cx.shared.setup.user_secret != 0 {
         return result;
     }
+    protect_areas(cx, rights)
+}
+
+/// The thread-local areas can be loaded from, or cannot, whatever holds for the table. False if the host refuses.
+pub fn show_areas(cx: &mut Context<'_>, shown: bool) -> bool {
+    protect_areas(cx, if shown { READ } else { 0 }) == 0
+}
+
+fn protect_areas(cx: &mut Context<'_>, rights: u64) -> i64 {
     // SAFETY: the areas lie behind the table.
     unsafe { cx.protect(AREA as u64, AREA_LEN as u64, rights) }
 }

@@ -88,3 +88,12 @@ fn nothing_common_is_interpreted() -> Result<()> {
     ensure!(counter(&messages, "instructions")? < 1_000_000, "{messages}");
     Ok(())
 }
+
+/// Nor are segments that change while the program has memory near the wedge's table, which is closed then.
+#[test]
+fn segments_of_a_program_with_low_memory_are_its_own() -> Result<()> {
+    let (said, messages) = says(&["--engine", "fast", "--cpus", "1", "--stats"], &["near"])?;
+    ensure!(said == "near 1\nwrong 0\n", "{said}");
+    ensure!(counter(&messages, "instructions")? < 1_000_000, "{messages}");
+    Ok(())
+}
