@@ -339,10 +339,11 @@ impl Lookups {
     /// Of the entries that may be in use, some are so no more.
     fn forget_if(&self, gone: impl Fn(&Lookup) -> bool) {
         for (at, word) in self.used.iter().enumerate() {
-            let word = word.load(Relaxed);
-            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
-                let start = (at * 64 + bit) * CHUNK;
-                let entries = self.entries.iter().skip(start).take(CHUNK);
+            let mut bits = word.load(Relaxed);
+            while bits != 0 {
+                let start = (at * 64 + bits.trailing_zeros() as usize) * CHUNK;
+                bits &= bits - 1;
+                let entries = self.entries.get(start..start + CHUNK).into_iter().flatten();
                 entries.filter(|entry| gone(&entry.get())).for_each(Entry::clear);
             }
         }

@@ -93,6 +93,11 @@ impl<W: Process> Space<W> {
         self.against(ram, roots).sample()
     }
 
+    /// Whether a process with these page tables has used more than so many of the pages that are mapped here. Few are looked at.
+    pub(super) fn has_used(&self, ram: &Ram, roots: Roots, few: usize) -> bool {
+        self.against(ram, roots).has_used(few)
+    }
+
     /// What is mapped, compared with page tables.
     fn against<'a>(&'a self, ram: &'a Ram, roots: Roots) -> Revalidation<'a> {
         Revalidation::new(&self.mapper, ram, roots)

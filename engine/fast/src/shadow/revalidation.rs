@@ -72,6 +72,13 @@ impl<'a> Revalidation<'a> {
         counts
     }
 
+    /// Whether the process of these page tables has used more than so many pages of a sample.
+    pub(super) fn has_used(&self, few: usize) -> bool {
+        let mut walker = Walker::new(self.ram, self.roots);
+        let sample = self.mappings.user().keys().rev().take(SAMPLE.0);
+        sample.filter(|hva| walker.find(**hva).is_some()).nth(few).is_some()
+    }
+
     /// Large pages, the kernel's global ones or the user's, that are not what the page tables say now: first HVA and bytes.
     pub(super) fn stale_large(&self, kernel: bool) -> Vec<(u64, u64)> {
         let stale = |(hva, large): (&u64, &Large)| {

@@ -7,7 +7,7 @@
 
 use ram::Ram;
 use std::time::Duration;
-use x86::paging::{self, WalkMemory};
+use x86::paging;
 
 /// How long a process is young, while its slot has the turn.
 const YOUNG: Duration = Duration::from_millis(6);
@@ -18,13 +18,15 @@ const LONGEST: Duration = Duration::from_millis(12);
 const PER_PAGE: Duration = Duration::from_micros(20);
 /// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
 const AFTER_FORK: Duration = Duration::from_millis(1);
+/// Bytes of an entry of a page table.
+const ENTRY: usize = 8;
 /// Entries of a page table, and those of a top one that are for the user's memory.
-const ENTRIES: u64 = 512;
-const USER_ENTRIES: u64 = 256;
+const ENTRIES: usize = 512;
+const USER_ENTRIES: usize = 256;
 /// Levels of tables below the top one.
 const LEVELS: u32 = 3;
 /// Present pages that a program may have that has just been loaded: what the kernel has put on its stack.
-const FEW: usize = 4;
+pub(super) const FEW: usize = 4;
 /// Present pages that are looked at.
 const ENOUGH: usize = 64;
 /// Tables that are looked at.
@@ -158,24 +160,32 @@ impl PageUse {
         self.tables >= TABLES || self.present >= ENOUGH || self.used > FEW
     }
 
-    fn add(&mut self, mut ram: &Ram, table: u64, entries: u64, levels: u32) {
+    fn add(&mut self, ram: &Ram, table: u64, entries: usize, levels: u32) {
         self.tables += 1;
-        for at in 0..entries {
+        let mut bytes = [0; ENTRIES * ENTRY];
+        // A table that is not in RAM has no pages: the walk of it faults.
+        let Some(bytes) = bytes.get_mut(..entries * ENTRY) else { return };
+        if ram.read_gpa(table, bytes).is_err() {
+            return;
+        }
+        // Few entries are present, and most of the time would go into the others.
+        let (bytes, _) = bytes.as_chunks::<ENTRY>();
+        for entry in bytes.iter().map(|bytes| u64::from_le_bytes(*bytes)).filter(is_present) {
             if self.are_enough() {
                 return;
             }
-            let entry = ram.read_u64(table + at * 8);
-            let is_leaf = levels == 0 || entry & paging::PS != 0;
-            match entry & paging::P {
-                0 => {}
-                _ if is_leaf => {
-                    self.present += 1;
-                    self.used += usize::from(entry & paging::A != 0);
-                }
-                _ => self.add(ram, entry & paging::ADDRESS, ENTRIES, levels - 1),
+            if levels == 0 || entry & paging::PS != 0 {
+                self.present += 1;
+                self.used += usize::from(entry & paging::A != 0);
+            } else {
+                self.add(ram, entry & paging::ADDRESS, ENTRIES, levels - 1);
             }
         }
     }
+}
+
+fn is_present(entry: &u64) -> bool {
+    entry & paging::P != 0
 }
 
 #[cfg(test)]
