@@ -55,9 +55,12 @@ pub(super) struct Mappings {
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
     /// one drops all.
     parts: FxHashSet<(u64, u64)>,
-    /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
+    /// Where RAM pages (by offset) are mapped writable one by one, as pages of the user's: HVAs.
     writable: Places,
-    /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
+    /// The same of the kernel's pages. There are more and more of them, and each new program would have them all looked at if they were
+    /// among the user's.
+    kernel_writable: Places,
+    /// Where changed copies of RAM pages (by offset) are mapped as pages of the user's: HVAs.
     copies: Places,
     /// Regions with anything of the user's in them.
     user_regions: Regions,
@@ -178,12 +181,18 @@ impl Mappings {
 
     fn insert(&mut self, hva: u64, offset: u64, protection: u64) {
         self.seen.doubt(hva);
-        match protection & KERNEL_PAGE {
-            0 => self.user.insert(hva, (offset, protection)),
-            _ => drop(self.kernel.insert(hva, (offset, protection))),
-        }
+        let writable = match protection & KERNEL_PAGE {
+            0 => {
+                self.user.insert(hva, (offset, protection));
+                &mut self.writable
+            }
+            _ => {
+                self.kernel.insert(hva, (offset, protection));
+                &mut self.kernel_writable
+            }
+        };
         if protection & WRITE != 0 {
-            self.writable.add(offset, hva);
+            writable.add(offset, hva);
         }
     }
 
@@ -265,7 +274,8 @@ impl Mappings {
 
     /// Takes out the pages where a RAM page may be written: HVAs.
     pub(super) fn take_writable(&mut self, offset: u64) -> Vec<u64> {
-        let places = self.writable.take(offset);
+        let mut places = self.writable.take(offset);
+        places.append(&mut self.kernel_writable.take(offset));
         self.forget_each(&places);
         places
     }
@@ -322,7 +332,7 @@ impl Mappings {
         for start in &starts {
             self.forget_mapped(*start, extent(*start).1);
         }
-        self.forget_places(|hva| regions.has(hva));
+        (self.writable, self.copies) = (Places::default(), Places::default());
         starts
     }
 
@@ -349,22 +359,17 @@ impl Mappings {
     /// Forgets all that is mapped in a region: first HVA and bytes.
     pub(super) fn forget_region(&mut self, start: u64, len: u64) {
         self.forget_mapped(start, len);
-        self.forget_places(|hva| hva.wrapping_sub(start) < len);
+        for places in [&mut self.writable, &mut self.kernel_writable, &mut self.copies] {
+            places.retain(|_, hva| hva.wrapping_sub(start) >= len);
+        }
     }
 
-    /// Forgets the mappings in a region: first HVA and bytes. Where RAM pages are is for [`Self::forget_places`] to forget.
+    /// Forgets the mappings in a region: first HVA and bytes, but not where RAM pages are.
     fn forget_mapped(&mut self, start: u64, len: u64) {
         self.forget_large_within(start, len);
         self.parts.retain(|(hva, _)| hva.wrapping_sub(start) >= len);
         self.seen.forget(start, len);
         self.forget_pages(start, len);
-    }
-
-    /// Forgets that RAM pages are at HVAs that are `gone`.
-    fn forget_places(&mut self, gone: impl Fn(u64) -> bool) {
-        for places in [&mut self.writable, &mut self.copies] {
-            places.retain(|_, hva| !gone(hva));
-        }
     }
 
     /// Nothing of the user's is mapped any more; each region is forgotten already.

@@ -9,7 +9,8 @@ impl Mappings {
     /// What is kept, in entries of all tables.
     pub(in super::super) fn entries(&self) -> usize {
         let pages = self.user.len() + self.kernel.len() + self.large.len();
-        let places = self.writable.len() + self.copies.len() + self.local.len();
+        let writable = self.writable.len() + self.kernel_writable.len();
+        let places = writable + self.copies.len() + self.local.len();
         let others = self.parts.len() + self.empty.len() + self.refused.len();
         pages + self.user.blocks().len() + places + others + self.seen.weight()
     }
