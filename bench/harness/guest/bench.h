@@ -16,8 +16,8 @@ struct row {
     void (*teardown)(void); /* after the last; may be NULL */
 };
 
-extern const struct row compute_rows[], memory_rows[], call_rows[], process_rows[], fault_rows[], file_rows[],
-    scatter_rows[], narrow_rows[], two_rows[], program_rows[];
+extern const struct row compute_rows[], memory_rows[], call_rows[], process_rows[], crowd_rows[], fault_rows[],
+    file_rows[], scatter_rows[], narrow_rows[], two_rows[], program_rows[];
 
 /* A directory in memory (tmpfs), and this program, for rows that need files or start programs. */
 extern const char *scratch, *self_path, *shell_path;

@@ -26,8 +26,8 @@
 const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin/sh",
            *userland = "/mnt";
 
-static const struct row *const groups[] = { compute_rows, memory_rows, call_rows, process_rows, fault_rows, file_rows,
-                                             scatter_rows, narrow_rows, two_rows, program_rows };
+static const struct row *const groups[] = { compute_rows, memory_rows, call_rows, process_rows, crowd_rows, fault_rows,
+                                             file_rows, scatter_rows, narrow_rows, two_rows, program_rows };
 
 /* The row whose setup is in force, and how often its operation fits into `budget` milliseconds. */
 static const struct row *current;
