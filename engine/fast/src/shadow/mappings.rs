@@ -403,3 +403,39 @@ impl Mappings {
         self.near.doubt();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page of the user's, and one of the kernel's: HVAs.
+    const USER: u64 = 0x7f12_3456_7000;
+    const KERNEL: u64 = 0x4700_1234_5000;
+    const OFFSET: u64 = 0x5000;
+
+    /// A page of RAM that both have mapped.
+    fn both() -> Mappings {
+        let mut mappings = Mappings::default();
+        mappings.user_regions.add(USER);
+        mappings.add_page(USER, OFFSET, READ | WRITE, false);
+        mappings.add_page(KERNEL, OFFSET, READ | WRITE | KERNEL_PAGE, true);
+        mappings
+    }
+
+    #[test]
+    fn a_page_is_taken_from_all_who_may_write_it() {
+        let mut mappings = both();
+        assert_eq!(mappings.take_writable(OFFSET), [USER, KERNEL]);
+        assert!(mappings.take_writable(OFFSET).is_empty());
+        assert!(mappings.user().is_empty() && mappings.kernel().is_empty());
+    }
+
+    #[test]
+    fn with_the_user_s_regions_go_the_user_s_places_alone() {
+        let mut mappings = both();
+        mappings.add_copy(OFFSET, USER + PAGE);
+        assert_eq!(mappings.take_user_regions().len(), 1);
+        assert!(mappings.user().is_empty() && mappings.take_copies(OFFSET).is_empty());
+        assert_eq!(mappings.take_writable(OFFSET), [KERNEL]);
+    }
+}
