@@ -183,8 +183,8 @@ impl<W: Process> Space<W> {
     /// Begins the youth of the process with these page tables if the process is new, and says whether it is. A new process can have
     /// the page table and the identifier of one that has ended, and so the slot.
     pub(crate) fn look_for_successor(&mut self, ram: &Ram, roots: Roots) -> bool {
-        // Most are no news, which a few pages that are mapped here tell sooner than all page tables do.
-        if self.root == roots.cr3 & paging::ADDRESS && self.has_used(ram, roots, youth::FEW) {
+        // Most processes are known. A few pages that are mapped here tell so sooner than all page tables do.
+        if self.root == roots.cr3 & paging::ADDRESS && self.has_run(ram, roots) {
             return false;
         }
         let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);

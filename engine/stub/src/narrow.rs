@@ -95,20 +95,16 @@ fn matters(cx: &Context<'_>) -> bool {
 
 /// The host's entry is the guest's.
 fn has(cx: &mut Context<'_>, at: usize) -> bool {
-    let (Some(wanted), Some(now)) =
-        (cx.vcpu.system.areas.get(at), cx.shared.narrow.areas.get_mut(at))
-    else {
-        return false;
-    };
-    if *wanted == *now {
+    let [wanted, now] = [&cx.vcpu.system.areas, &cx.shared.narrow.areas].map(|all| all.get(at));
+    let (Some(&wanted), Some(&now)) = (wanted, now) else { return false };
+    if wanted == now {
         return true;
     }
-    let Some(told) = area(at, *wanted) else { return false };
+    let Some(told) = area(at, wanted) else { return false };
     for (word, at) in told.iter().zip(0..) {
         // SAFETY: a page that is mapped for this.
         unsafe { *(here(AREA_ALIAS) as *mut u32).add(at) = *word };
     }
-    let wanted = *wanted;
     let done = tell(cx);
     if done && let Some(now) = cx.shared.narrow.areas.get_mut(at) {
         *now = wanted;
@@ -116,8 +112,8 @@ fn has(cx: &mut Context<'_>, at: usize) -> bool {
     done
 }
 
-/// The host reads what a segment is to be. It can do that only where the page is open, so a closed one is opened
-/// meanwhile: no user code runs.
+/// Has the host set the segment that the page at [`AREA`] describes. The host reads that page by this process's rights. So where the page
+/// is closed to user code, it is opened for the call: no user code runs meanwhile. False if the host refuses.
 fn tell(cx: &mut Context<'_>) -> bool {
     let closed = cx.shared.mapped.sites_closed != 0;
     if closed && !sites::show_areas(cx, true) {

@@ -38,7 +38,7 @@ fn protect(cx: &mut Context<'_>, rights: u64) -> i64 {
     protect_areas(cx, rights)
 }
 
-/// The thread-local areas can be loaded from, or cannot, whatever holds for the table. False if the host refuses.
+/// Opens the page of thread-local areas to loads, or closes that page. The table stays as it is. False if the host refuses.
 pub fn show_areas(cx: &mut Context<'_>, shown: bool) -> bool {
     protect_areas(cx, if shown { READ } else { 0 }) == 0
 }

@@ -21,6 +21,7 @@
 use super::{
     Pressure, Space,
     revalidation::{Revalidation, SAMPLE},
+    youth::FEW,
 };
 use crate::process::Process;
 use ram::Ram;
@@ -93,9 +94,10 @@ impl<W: Process> Space<W> {
         self.against(ram, roots).sample()
     }
 
-    /// Whether a process with these page tables has used more than so many of the pages that are mapped here. Few are looked at.
-    pub(super) fn has_used(&self, ram: &Ram, roots: Roots, few: usize) -> bool {
-        self.against(ram, roots).has_used(few)
+    /// Whether the process with these page tables has certainly run: of the pages that are mapped here, it has used more than a program
+    /// has that was just loaded.
+    pub(super) fn has_run(&self, ram: &Ram, roots: Roots) -> bool {
+        self.sample(ram, roots).1 > FEW
     }
 
     /// What is mapped, compared with page tables.

@@ -57,8 +57,8 @@ pub(super) struct Mappings {
     parts: FxHashSet<(u64, u64)>,
     /// Where RAM pages (by offset) are mapped writable one by one, as pages of the user's: HVAs.
     writable: Places,
-    /// The same of the kernel's pages. There are more and more of them, and each new program would have them all looked at if they were
-    /// among the user's.
+    /// The same of the kernel's pages. Their number grows, so they are kept apart: to drop the user's places must not take longer and
+    /// longer.
     kernel_writable: Places,
     /// Where changed copies of RAM pages (by offset) are mapped as pages of the user's: HVAs.
     copies: Places,
@@ -275,7 +275,7 @@ impl Mappings {
     /// Takes out the pages where a RAM page may be written: HVAs.
     pub(super) fn take_writable(&mut self, offset: u64) -> Vec<u64> {
         let mut places = self.writable.take(offset);
-        places.append(&mut self.kernel_writable.take(offset));
+        places.extend(self.kernel_writable.take(offset));
         self.forget_each(&places);
         places
     }

@@ -9,6 +9,7 @@ use super::{
     part,
     seen::{PageBlock, SeenTables},
     walk::{Standing, Walker, compared, still_good},
+    youth::FEW,
 };
 use crate::process::Process;
 use ram::Ram;
@@ -56,27 +57,21 @@ impl<'a> Revalidation<'a> {
         Self { keeps: false, ..self }
     }
 
-    /// How many pages of a sample of the user's these page tables have, and how many of those have been used. It ends
-    /// as soon as more pages would change nothing.
+    /// How many pages of a sample of the user's these page tables have, and how many of those have been used. The count ends
+    /// as soon as more than [`FEW`] have been used: nobody asks for more.
     pub(super) fn sample(&self) -> (usize, usize) {
         let mut all = Walker::new(self.ram, self.roots).with_unused();
         let mut used = Walker::new(self.ram, self.roots);
         let mut counts = (0, 0);
         for hva in self.mappings.user().keys().rev().take(SAMPLE.0) {
-            counts.0 += usize::from(all.find(*hva).is_some());
-            counts.1 += usize::from(used.find(*hva).is_some());
-            if counts.0 >= SAMPLE.1 && counts.1 != 0 {
+            let is_used = used.find(*hva).is_some();
+            counts.0 += usize::from(is_used || all.find(*hva).is_some());
+            counts.1 += usize::from(is_used);
+            if counts.1 > FEW {
                 break;
             }
         }
         counts
-    }
-
-    /// Whether the process of these page tables has used more than so many pages of a sample.
-    pub(super) fn has_used(&self, few: usize) -> bool {
-        let mut walker = Walker::new(self.ram, self.roots);
-        let sample = self.mappings.user().keys().rev().take(SAMPLE.0);
-        sample.filter(|hva| walker.find(**hva).is_some()).nth(few).is_some()
     }
 
     /// Large pages, the kernel's global ones or the user's, that are not what the page tables say now: first HVA and bytes.

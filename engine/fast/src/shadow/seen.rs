@@ -18,13 +18,13 @@ use table::SeenTable;
 use x86::paging::{Descent, Roots};
 
 /// Entries of a page table.
-const ENTRIES: usize = 512;
+pub(super) const ENTRIES: usize = 512;
 /// How many parts a page table has. Each part is copied by itself.
 pub(super) const PARTS: usize = 8;
 /// Entries of a part.
 const PART: usize = ENTRIES / PARTS;
-/// Bytes of an entry.
-const ENTRY: usize = 8;
+/// Bytes of an entry of a page table.
+pub(super) const ENTRY: usize = 8;
 /// Copies of parts that a space may have at most: 16 MiB, for 8 GiB of pages.
 const MOST: usize = 1 << 15;
 /// While a table is compared, the CPU loads the table that comes so many places later.

@@ -5,6 +5,7 @@
 //! ([`super::pressure`]), until it has run for [`YOUNG`]. That needs code that has been translated before: new code takes longer to
 //! translate than a short process has. So a process whose code nobody has run at the same address is left to run directly.
 
+use super::seen::{ENTRIES, ENTRY};
 use ram::Ram;
 use std::time::Duration;
 use x86::paging;
@@ -18,10 +19,7 @@ const LONGEST: Duration = Duration::from_millis(12);
 const PER_PAGE: Duration = Duration::from_micros(20);
 /// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
 const AFTER_FORK: Duration = Duration::from_millis(1);
-/// Bytes of an entry of a page table.
-const ENTRY: usize = 8;
-/// Entries of a page table, and those of a top one that are for the user's memory.
-const ENTRIES: usize = 512;
+/// Entries of a top page table that are for the user's memory.
 const USER_ENTRIES: usize = 256;
 /// Levels of tables below the top one.
 const LEVELS: u32 = 3;
@@ -170,7 +168,8 @@ impl PageUse {
         }
         // Few entries are present, and most of the time would go into the others.
         let (bytes, _) = bytes.as_chunks::<ENTRY>();
-        for entry in bytes.iter().map(|bytes| u64::from_le_bytes(*bytes)).filter(is_present) {
+        let entries = bytes.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        for entry in entries.filter(|entry| entry & paging::P != 0) {
             if self.are_enough() {
                 return;
             }
@@ -182,10 +181,6 @@ impl PageUse {
             }
         }
     }
-}
-
-fn is_present(entry: &u64) -> bool {
-    entry & paging::P != 0
 }
 
 #[cfg(test)]

@@ -62,13 +62,13 @@ impl Mappings {
         onwards.take(count).map(|(hva, _)| hva & !(LARGE - 1)).collect()
     }
 
-    /// Forgets where RAM pages were mapped once.
+    /// Forgets places of the user's where what was noted is mapped no more.
     pub(in super::super) fn compact(&mut self) {
-        let (pages, user) = (&self.user, &self.user_regions);
+        let pages = &self.user;
         let mapped = |hva: u64, of: u64, rights: u64| {
             let shown =
                 |(offset, protection): &(u64, u64)| *offset == of && protection & rights == rights;
-            !user.has(hva) || pages.get(&hva).is_some_and(shown)
+            pages.get(&hva).is_some_and(shown)
         };
         for (places, rights) in [(&mut self.writable, WRITE), (&mut self.copies, 0)] {
             places.retain(|offset, hva| mapped(hva, offset, rights));
