@@ -136,6 +136,7 @@ pub fn engine(
         most_mappings: arguments.most_mappings,
         strict,
         leave_bells: arguments.doorbells == Doorbells::Monitor,
+        switches: arguments.switches(),
         without_keys,
     };
     let sleep_at_once = arguments.halted == Halted::Sleep;
@@ -317,6 +318,7 @@ mod tests {
             unpacked_kernels: crate::values::UnpackedKernels::Keep,
             crowded: crate::values::Crowded::Free,
             halted: Halted::Look,
+            switches: crate::values::SwitchesChoice::Counted,
             most_mappings: None,
             guest_isolation: None,
             paravirt: crate::values::ParavirtChoice(None),

@@ -5,12 +5,14 @@ use std::{
     path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use host::Locks;
 use host_linux::{LinuxClock, LinuxEntropy, LockFile, cpu, limits};
-use vmm::{Attachment, Host, KnownBlocks, RunningMachine};
+use inspect::linux::LinuxKernel;
+use ram::Ram;
+use vmm::{Attachment, FlushCounts, Host, KnownBlocks, RunningMachine};
 
 use crate::{control, failure::Failure, output, values::Crowded};
 
@@ -69,7 +71,28 @@ pub fn host(
 ) -> Host {
     let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
     let (messages, on_panic) = (None, None);
-    Host { clock, entropy, cpuid, console, attachments, messages, known_blocks, turns, on_panic }
+    let flush_counts = FlushCounts::new(flush_counts);
+    Host {
+        clock,
+        entropy,
+        cpuid,
+        console,
+        attachments,
+        messages,
+        known_blocks,
+        flush_counts,
+        turns,
+        on_panic,
+    }
+}
+
+/// Where a Linux guest counts its flushes.
+fn flush_counts(ram: &Ram) -> Option<u64> {
+    let begin = Instant::now();
+    let found = LinuxKernel::find(ram).and_then(|kernel| kernel.flush_counts());
+    let told = found.as_ref().map_or_else(ToString::to_string, |place| format!("{place:#x}"));
+    tracing::debug!("the guest's count of flushes, after {:?}: {told}", begin.elapsed());
+    found.ok()
 }
 
 /// For each of so many vCPUs the locks by which it takes turns with the vCPUs of other machines. Where no file of locks can be

@@ -8,7 +8,7 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use vhost_user::Nearness;
-use vmm::{GuestClock, LockStep, Scattered, kvm_features, unpacked::Unpacked};
+use vmm::{GuestClock, LockStep, Scattered, Switches, kvm_features, unpacked::Unpacked};
 
 /// What becomes of flushed mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -174,6 +174,12 @@ pub struct EngineArguments {
     /// For comparison.
     #[arg(long, value_enum, default_value_t = Halted::Look, hide_short_help = true)]
     pub halted: Halted,
+    /// How it is known, at a switch among many processes, what the page tables of a process still say
+    ///
+    /// For comparison, and to narrow down a failure. With more processes than Linux has identifiers of address spaces each switch is a
+    /// flush. Linux counts what it has taken back of a process's memory. What was right at the same count is right still.
+    #[arg(long, value_enum, default_value_t = SwitchesChoice::Counted, hide_short_help = true)]
+    pub switches: SwitchesChoice,
     /// What keeps the guest's programs from its kernel's memory
     ///
     /// For the fast engine; the host is closed to both in any case. Without this option it is keys where the host has them; elsewhere
@@ -251,6 +257,15 @@ impl EngineArguments {
             ScatteredChoice::Map => Scattered::Map,
             ScatteredChoice::Lookup => Scattered::Lookup,
             ScatteredChoice::Always => Scattered::Always,
+        }
+    }
+
+    /// How it is known at a switch what page tables still say.
+    pub fn switches(&self) -> Switches {
+        match self.switches {
+            SwitchesChoice::Counted => Switches::Counted,
+            SwitchesChoice::Compared => Switches::Compared,
+            SwitchesChoice::Checked => Switches::Checked,
         }
     }
 
@@ -375,6 +390,17 @@ pub enum Halted {
     Look,
     /// It sleeps at once
     Sleep,
+}
+
+/// How it is known at a switch what page tables still say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SwitchesChoice {
+    /// By the count of the guest's kernel, where its symbols and types say where that is
+    Counted,
+    /// What is mapped is compared with page tables each time
+    Compared,
+    /// It is compared each time, and the machine fails if the count was wrong
+    Checked,
 }
 
 /// The most virtual CPUs that a command's machine has where no option says how many.

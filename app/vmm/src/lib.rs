@@ -35,7 +35,10 @@ pub use engine::{
 };
 pub use error::Error;
 pub use events::Ended;
-pub use fast::{KnownBlocks, LockStep, Options as FastOptions, Scattered, translate_noted, wedges};
+pub use fast::{
+    FlushCounts, KnownBlocks, LockStep, Options as FastOptions, Scattered, Switches,
+    translate_noted, wedges,
+};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{RunningMachine, check_fast_engine};
@@ -140,6 +143,8 @@ pub struct Host {
     pub messages: Option<MessageFilter>,
     /// Blocks of the kernel's code that are known, or are to be noted.
     pub known_blocks: Arc<KnownBlocks>,
+    /// Where the guest's kernel counts its flushes.
+    pub flush_counts: FlushCounts,
     /// For each vCPU the locks by which it takes turns with the vCPUs of other machines. A vCPU without locks takes no turns.
     pub turns: Vec<Box<dyn host::Locks>>,
     /// Called when the guest's kernel says that it has crashed; without it there is no device for that.

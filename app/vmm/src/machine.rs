@@ -9,8 +9,8 @@ use ram::Ram;
 use x86::{Vcpu, cpuid, kvm, paravirt};
 
 use crate::{
-    ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host, Inspector,
-    KnownBlocks, RunningMachine,
+    ConsoleInput, Description, Ended, EngineOptions, Error, FlushCounts, GuestClock, Host,
+    Inspector, KnownBlocks, RunningMachine,
     apic::Apic,
     console::ConsoleOutlet,
     devices::{AddedDevices, DeviceBackends, LoggedDevice, Release, add_devices, pci_host},
@@ -37,6 +37,7 @@ pub struct Machine {
     pub(crate) outlet: ConsoleOutlet,
     pub(crate) releases: Vec<Release>,
     pub(crate) known_blocks: Arc<KnownBlocks>,
+    pub(crate) flush_counts: FlushCounts,
     /// This process ends when the machine has ended.
     pub(crate) is_last: bool,
     devices: Arc<[LoggedDevice]>,
@@ -127,6 +128,7 @@ impl Machine {
             outlet,
             releases,
             known_blocks: host.known_blocks,
+            flush_counts: host.flush_counts,
             is_last: false,
             devices: logged.into(),
             ram,

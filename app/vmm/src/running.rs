@@ -47,7 +47,7 @@ pub(crate) fn start(
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<RunningMachine, Error> {
     let Machine { vcpus, engine, mut parts, timers, alarm, events, control, .. } = machine;
-    let Machine { outlet, releases, known_blocks, is_last, .. } = machine;
+    let Machine { outlet, releases, known_blocks, flush_counts, is_last, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (sender, statistics) = channel();
@@ -60,7 +60,7 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
-        guest: fast::Machine::with(count, known_blocks, &engine.fast),
+        guest: fast::Machine::with(count, known_blocks, flush_counts, &engine.fast),
         vcpus: count,
         is_last,
         control: control.clone(),

@@ -22,6 +22,7 @@
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger, and taps.
 //! - `user_text`, `narrow`: what there is to know of user code. `cpuid_answers`, `in_service`: what wedges answer for the monitor.
+//! - `pages`: a vCPU's pages. `flush_counts`: where the guest's kernel counts its flushes.
 //! - `bells`: doorbells that wedges ring, and interrupts that they take.
 //! - `temporary_mm`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
@@ -34,6 +35,7 @@ mod code;
 mod cpuid_answers;
 mod devices;
 mod evicted;
+mod flush_counts;
 #[cfg(test)]
 mod hostile_tests;
 mod in_service;
@@ -49,6 +51,7 @@ mod machine;
 mod narrow;
 mod operand;
 mod options;
+mod pages;
 mod place;
 mod plausible;
 mod probes;
@@ -78,11 +81,11 @@ host::choose!(host_linux::Linux);
 use affinity::Affinity;
 pub use affinity::Placement;
 use bells::KnownBells;
-use bus::Kicker;
 use claims::ClaimedRegions;
 use contract::{Failure, TranslatedCode, VcpuEvent, Whose};
 use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
+pub use flush_counts::FlushCounts;
 use in_service::InServiceReads;
 use jit::Level;
 pub use known_blocks::{KnownBlocks, translate_noted};
@@ -90,19 +93,19 @@ use lockstep::Checker;
 pub use lockstep::LockStep;
 pub use machine::Machine;
 use narrow::NarrowCode;
-pub use options::{Modes, Options, Scattered, User};
+pub use options::{Modes, Options, Scattered, Switches, User};
 use place::Moves;
 use probes::TapRecorder;
 pub use process::Process;
 use ram::Ram;
 pub use shadow::{Answer, Space};
-pub use slots::Slots;
+pub use slots::{Selection, Slots};
 pub use statistics::FastStatistics;
 use std::sync::Arc;
 use temporary_mm::TemporaryMm;
 use user_text::Int1Traps;
 use vcpu_code::VcpuCode;
-use wedge::{Common, Error, Pages, Turns, Wedge};
+use wedge::{Common, Error, Pages, Wedge};
 use wedge_abi::WedgeExit;
 use x86::{
     Vcpu,
@@ -164,7 +167,9 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
     let common = Common::new(place::first()).map_err(|error| error.to_string())?;
     let pages = Pages::with(Arc::new(common)).map_err(|error| error.to_string())?;
     let mut slots = Slots::<Wedge>::new(ram.clone(), pages.base(), true);
-    slots.select(0, Roots::default(), &pages).map_err(|error| error.to_string())
+    slots
+        .select(Selection::uncounted(0, Roots::default()), &pages)
+        .map_err(|error| error.to_string())
 }
 
 /// Guest user code is kept from the guest kernel's memory: the host has protection keys. Without them
@@ -181,38 +186,6 @@ enum FaultOutcome {
     Mapped,
     /// Mapped in a region that was user code's before: addresses that translated code has computed before may be wrong.
     MappedInNewRegion,
-}
-
-/// A vCPU's pages, as the options have them.
-fn pages(common: &Arc<Common>, modes: Modes) -> Result<Pages, Error> {
-    let mut pages = Pages::with(Arc::clone(common)).map_err(Error::Start)?;
-    if modes.options.user_dispatch {
-        pages.use_dispatch().map_err(Error::Start)?;
-    }
-    if modes.options.unpatched {
-        pages.leave_sites();
-    }
-    if modes.options.traced {
-        pages.trace();
-    }
-    if modes.options.unmap_flushed {
-        pages.unmap_flushed();
-    }
-    if modes.options.without_keys {
-        pages.leave_keys();
-    }
-    if modes.is_strict() {
-        pages.keep_user_apart();
-    }
-    Ok(pages)
-}
-
-struct WedgeKicker(Turns);
-
-impl Kicker for WedgeKicker {
-    fn kick(&self) {
-        self.0.kick();
-    }
 }
 
 impl Fast {
@@ -233,13 +206,14 @@ impl Fast {
         let alone = options.lock_step.is_some();
         let machine = if alone { Machine::new(1) } else { Arc::clone(machine) };
         let translation = machine.translation(place::first()).map_err(Error::Start)?;
-        let mut pages = pages(&translation.common, modes)?;
+        let mut pages = pages::pages(&translation.common, modes)?;
         let may_be_narrow = !options.interpret_narrow && modes.user == User::Direct;
         let narrow = NarrowCode::new(may_be_narrow && pages.run_narrow());
-        requests.forward(Arc::new(WedgeKicker(pages.turns().clone())));
+        requests.forward(pages::kicker(&pages));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         let scans = machine.scans.with_copies_apart(options.copies_apart);
         slots.share(translation.sites.clone(), scans, machine.low.clone());
+        slots.count_by(Arc::clone(&machine.counts), options.switches == Switches::Checked);
         if !options.young_directly && user::may_look_up(modes) {
             slots.look_for_youths();
         }
@@ -284,7 +258,19 @@ impl Fast {
     /// Brings everything derived from guest memory up to date and selects the current slot.
     fn synchronize(&mut self) -> Result<(), Error> {
         self.follow_record();
-        self.slots.select(self.cpu.pcid().into(), Roots::from(&self.cpu.vcpu), &self.pages)
+        let (counts, vcpu) = (&self.machine.counts, &self.cpu.vcpu);
+        counts.heed(vcpu);
+        let mut selection = self.selection();
+        if !self.slots.has(selection.pcid) {
+            let word = |gva| narrow::kernel_word(vcpu, self.board.ram(), gva);
+            selection.version = counts.version(vcpu, selection, word);
+        }
+        self.slots.select(selection, &self.pages)
+    }
+
+    /// The space that is loaded.
+    fn selection(&self) -> Selection {
+        Selection::uncounted(self.cpu.pcid().into(), Roots::from(&self.cpu.vcpu))
     }
 
     /// Brings everything derived from guest memory up to date.
@@ -359,6 +345,7 @@ impl Fast {
     fn take_turns(&mut self) -> Result<bool, Error> {
         let roots = Roots::from(&self.cpu.vcpu);
         self.pages.publish();
+        self.pages.turns().pass_by_count(self.machine.counts.offset());
         let done = self.slots.run(self.modes.kernel_translated, roots)?;
         self.pages.fetch();
         self.take_interrupt();
@@ -368,8 +355,8 @@ impl Fast {
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.vcpu_page().regs.cr3);
-            let roots = Roots::from(&self.cpu.vcpu);
-            self.slots.select(self.cpu.pcid().into(), roots, &self.pages)?;
+            // The rest of the state has not been taken yet, and so nobody knows the version.
+            self.slots.select(self.selection(), &self.pages)?;
         }
         Ok(done)
     }

@@ -1,8 +1,9 @@
 //! A process for tests of what is told to processes.
 
 use crate::process::Process;
-use wedge::{Error, MapCommand, MapReport, Pages, WedgeRam};
-use wedge_abi::TextPage;
+use std::cell::Cell;
+use wedge::{Error, MapCommand, MapReport, Move, Pages, WedgeRam};
+use wedge_abi::{SpaceVersion, TextPage};
 
 /// A process that only remembers what it was told.
 #[derive(Default)]
@@ -11,6 +12,14 @@ pub struct Listener {
     pub told: Vec<MapCommand>,
     /// What it says it has mapped, when it is asked next.
     pub made: Vec<MapReport>,
+    /// The version at which guest code may go on here.
+    pub version: Cell<Option<SpaceVersion>>,
+    /// The version at which guest code has left it.
+    pub left: Cell<Option<SpaceVersion>>,
+    /// There is something new in `left` or in `its_move`.
+    pub moved: Cell<bool>,
+    /// What they have done with this one's.
+    pub its_move: Cell<Option<Move>>,
 }
 
 impl Process for Listener {
@@ -33,6 +42,18 @@ impl Process for Listener {
         false
     }
     fn publish(&self, _: Option<u64>) {}
+    fn publish_version(&self, version: Option<SpaceVersion>) {
+        self.version.set(version);
+    }
+    fn left(&self) -> Option<SpaceVersion> {
+        self.left.get()
+    }
+    fn take_moved(&self) -> bool {
+        self.moved.take()
+    }
+    fn take_move(&self) -> Option<Move> {
+        self.its_move.take()
+    }
     fn take_made(&mut self) -> Vec<MapReport> {
         std::mem::take(&mut self.made)
     }

@@ -8,9 +8,10 @@
 
 use crate::{
     code::{Code, CodeKind},
+    flush_counts::FlushCounts,
     known_blocks::KnownBlocks,
     low::LowPrograms,
-    options::Options,
+    options::{Options, Switches},
     scan_cache::ScanCache,
     sites::Sites,
 };
@@ -38,6 +39,8 @@ pub struct Machine {
     searches: bool,
     /// Blocks of the kernel that an earlier machine has run, or where those of this machine are noted.
     known: Arc<KnownBlocks>,
+    /// Where the guest's kernel counts its flushes.
+    pub(crate) counts: Arc<FlushCounts>,
     translations: Mutex<Vec<Weak<Translation>>>,
     pub(crate) scans: ScanCache,
     pub(crate) low: LowPrograms,
@@ -60,12 +63,22 @@ impl Machine {
     }
 
     /// A machine of so many vCPUs, run as the options say. `known`: blocks of the kernel that an earlier machine has run, or where
-    /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own.
+    /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own. `counts`: where the guest's
+    /// kernel counts its flushes.
     #[must_use]
-    pub fn with(vcpus: usize, known: Arc<KnownBlocks>, options: &Options) -> Arc<Self> {
+    pub fn with(
+        vcpus: usize,
+        known: Arc<KnownBlocks>,
+        counts: FlushCounts,
+        options: &Options,
+    ) -> Arc<Self> {
         let (apart, searches) = (options.translations_apart, options.search_jumps);
         let known = if apart { Arc::default() } else { known };
-        Arc::new(Self { several: vcpus > 1, apart, searches, known, ..Self::default() })
+        let counts = match options.switches {
+            Switches::Compared => Arc::default(),
+            Switches::Counted | Switches::Checked => Arc::new(counts),
+        };
+        Arc::new(Self { several: vcpus > 1, apart, searches, known, counts, ..Self::default() })
     }
 
     /// The translation for wedges with a base.

@@ -45,7 +45,7 @@ impl NarrowCode {
 }
 
 /// Eight bytes of the kernel's memory, not across a page.
-fn kernel_word(vcpu: &Vcpu, ram: &Ram, gva: u64) -> Option<u64> {
+pub(crate) fn kernel_word(vcpu: &Vcpu, ram: &Ram, gva: u64) -> Option<u64> {
     let at = code::offset(ram, Roots::from(vcpu), gva, Access::default())?;
     (gva & 0xfff <= 0xff8).then(|| ram.load64(at))
 }

@@ -25,6 +25,18 @@ pub enum Scattered {
     Always,
 }
 
+/// How it is known, at a switch to a process whose process-context identifier another one has had, what its page tables still say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Switches {
+    /// By the count of flushes that the guest's kernel keeps, where it keeps one.
+    #[default]
+    Counted,
+    /// By a comparison each time.
+    Compared,
+    /// By a comparison each time, and the engine fails if the count is wrong.
+    Checked,
+}
+
 /// How the fast engine does what it does. Whoever is asked by the user fills it in; it is handed on as it is, and read here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -58,6 +70,8 @@ pub struct Options {
     pub strict: bool,
     /// Wedges ring no doorbells of devices, and take no interrupts.
     pub leave_bells: bool,
+    /// How it is known at a switch what page tables still say.
+    pub switches: Switches,
     /// Protection keys are left alone, as if the host had none.
     pub without_keys: bool,
 }

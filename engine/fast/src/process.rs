@@ -1,8 +1,8 @@
 //! What the shadow MMU asks of a wedge. There is a second one in `tests/shadow`, whose host mappings are
 //! a table, and which counts what they grant.
 
-use wedge::{Error, MapCommand, MapReport, Pages, Wedge, WedgeRam};
-use wedge_abi::TextPage;
+use wedge::{Error, MapCommand, MapReport, Move, Pages, Wedge, WedgeRam};
+use wedge_abi::{SpaceVersion, TextPage};
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
@@ -32,6 +32,20 @@ pub trait Process: Sized {
     fn take_failure(&mut self) -> bool;
     /// Guest code may go on here, in the space of a PCID, without the monitor, or may not.
     fn publish(&self, pcid: Option<u64>);
+    /// Guest code may go on here, in the space of this version, without the monitor, or may not.
+    fn publish_version(&self, _: Option<SpaceVersion>) {}
+    /// See [`Wedge::left`].
+    fn left(&self) -> Option<SpaceVersion> {
+        None
+    }
+    /// See [`Wedge::take_moved`].
+    fn take_moved(&self) -> bool {
+        false
+    }
+    /// See [`Wedge::take_move`].
+    fn take_move(&self) -> Option<Move> {
+        None
+    }
     /// What it has mapped and unmapped by itself.
     fn take_made(&mut self) -> Vec<MapReport>;
     /// How much it may.
@@ -90,6 +104,18 @@ impl Process for Wedge {
     }
     fn publish(&self, pcid: Option<u64>) {
         self.publish(pcid);
+    }
+    fn publish_version(&self, version: Option<SpaceVersion>) {
+        self.publish_version(version);
+    }
+    fn left(&self) -> Option<SpaceVersion> {
+        self.left()
+    }
+    fn take_moved(&self) -> bool {
+        self.take_moved()
+    }
+    fn take_move(&self) -> Option<Move> {
+        self.take_move()
     }
     fn take_made(&mut self) -> Vec<MapReport> {
         self.take_made()

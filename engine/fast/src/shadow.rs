@@ -39,9 +39,9 @@ use code_pages::{CodePage, CodePages, OfAllSpaces, bytes_of};
 use mapper::Mapper;
 use pressure::Pressure;
 use ram::Ram;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use wedge::{Error, MapReport, Wedge};
-use wedge_abi::{Base, TextPage};
+use wedge_abi::{Base, SpaceVersion, TextPage};
 use x86::paging::{self, Roots};
 pub use youth::Role;
 use youth::{PageUse, Youth};
@@ -68,6 +68,9 @@ const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
 const _: () = assert!(wedge_abi::EMPTY_PAGE == ram::EMPTY_PAGE);
 const _: () = assert!(wedge_abi::CODE_MARKS == ram::MADE);
 const _: () = assert!(wedge_abi::COPIED_PAGE == ram::COPIED_PAGE);
+
+/// So long a comparison with page tables counts. Linux clears accessed bits without counting, and a comparison sets them again.
+const COUNTS: Duration = Duration::from_secs(1);
 
 /// What a page fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +108,10 @@ pub struct Space<W = Wedge> {
     code: CodePages,
     /// There was a flush of everything while nothing ran here.
     stale: bool,
+    /// The version of the page tables when it was compared with them last, and when that was.
+    compared: Option<(SpaceVersion, Instant)>,
+    /// Since when it has been other than page tables of the same version say ([`Space::check`]).
+    doubted: Option<Instant>,
     /// Whether mappings suffice.
     pressure: Pressure,
     /// Whether the process has just begun.
@@ -121,6 +128,8 @@ impl<W: Process> Space<W> {
             invalidated: Vec::new(),
             code: CodePages::new(shared),
             stale: false,
+            compared: None,
+            doubted: None,
             pressure: Pressure::default(),
             youth: Youth::default(),
         }
@@ -200,6 +209,41 @@ impl<W: Process> Space<W> {
     pub(crate) fn publish(&self, passing: bool) {
         let may = passing && self.mapper.mappings().near().is_known();
         self.mapper.wedge().publish(self.pcid.filter(|_| may));
+    }
+
+    /// Guest code may go on here whenever a wedge loads page tables of the version that they had at the last comparison.
+    pub(crate) fn publish_version(&self, passing: bool) {
+        let may = passing && self.mapper.mappings().near().is_known();
+        self.mapper.wedge().publish_version(self.version().filter(|_| may));
+    }
+
+    /// The version of the page tables that say what is mapped here; `None` if that is not known, or was found out too long ago.
+    pub(crate) fn version(&self) -> Option<SpaceVersion> {
+        let (version, then) = self.compared?;
+        (self.is_of(version) && then.elapsed() < COUNTS).then_some(version)
+    }
+
+    /// The space was compared with page tables of this version, however long ago.
+    pub(crate) fn is_of(&self, version: SpaceVersion) -> bool {
+        let same = self.compared.is_some_and(|(known, _)| known == version);
+        same && !self.stale && version.root == self.root
+    }
+
+    /// Guest code has left it at a later version of the same page tables: it has flushed here all that was taken back until then.
+    pub(crate) fn follow_version(&mut self) {
+        let (Some((known, _)), Some(left)) = (&mut self.compared, self.mapper.wedge().left())
+        else {
+            return;
+        };
+        if (known.root, known.owner) == (left.root, left.owner) && known.flushes < left.flushes {
+            *known = left;
+        }
+    }
+
+    /// The space has just been compared with page tables of this version.
+    pub(crate) fn note_version(&mut self, version: Option<SpaceVersion>) {
+        self.compared = version.map(|version| (version, Instant::now()));
+        self.doubted = None;
     }
 
     /// Opens or closes the table of patched system calls for the program with these page tables, which is about to run;

@@ -5,6 +5,10 @@
 //! identifier, what it holds is compared with what that says now, which costs less than filling another, and makes
 //! one comparison of all the flushes until then.
 //!
+//! If the guest's kernel counts what it takes back of a process's memory, a slot that was compared at the same count needs
+//! no comparison ([`SpaceVersion`]). Wedges then go on in parked slots by themselves, and give them identifiers; the monitor follows
+//! when it has its turn again.
+//!
 //! A slot that was another process's is of use to a child that has just been forked, whose page tables say at first
 //! what that other's said. For any other process it is not: each of a server's workers has the same pages at the same
 //! addresses, and whoever took a worker's slot would leave that one with none. A child that took its parent's slot would
@@ -12,6 +16,7 @@
 
 use crate::{
     evicted::{Evicted, FEW_SLOTS},
+    flush_counts::FlushCounts,
     low::LowPrograms,
     probes::Probed,
     process::Process,
@@ -22,9 +27,13 @@ use crate::{
 };
 use ram::Ram;
 use rustc_hash::FxHashSet;
-use std::collections::BTreeSet;
-use wedge::{Error, Pages, Wedge};
-use wedge_abi::{Base, Claim, SITES, SITES_LEN};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use wedge::{Error, Move, Pages, Wedge};
+use wedge_abi::{Base, Claim, SITES, SITES_LEN, SpaceVersion};
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, Record};
 
@@ -41,8 +50,30 @@ const UPPER_HALF: u64 = 1 << 63;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
+/// How often it is published anew which parked slots wedges can go on in, if nothing has become of them.
+const REFRESH: Duration = Duration::from_millis(100);
+
+/// What CR3 selects.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection {
+    /// The process-context identifier, zero if the guest uses none.
+    pub pcid: u64,
+    /// The page tables.
+    pub roots: Roots,
+    /// Their version, if the guest's kernel counts.
+    pub version: Option<SpaceVersion>,
+}
+
+impl Selection {
+    /// Of page tables whose version is not known.
+    #[must_use]
+    pub const fn uncounted(pcid: u64, roots: Roots) -> Self {
+        Self { pcid, roots, version: None }
+    }
+}
+
 /// GPA of the top page table.
-fn root(roots: Roots) -> u64 {
+pub(crate) fn root(roots: Roots) -> u64 {
     roots.cr3 & paging::ADDRESS
 }
 
@@ -75,6 +106,12 @@ pub struct Slots<W = Wedge> {
     probed: Probed,
     /// What wedges have said they have mapped since it was looked at what that takes.
     claims: usize,
+    /// Switches that need a comparison are told of here.
+    counts: Arc<FlushCounts>,
+    /// Spaces that need none are compared all the same, to see whether that is so.
+    checks: bool,
+    /// When it was published in which parked slots wedges can go on; `None` if it may be others by now.
+    published: Option<Instant>,
 }
 
 impl<W: Process> Slots<W> {
@@ -104,7 +141,15 @@ impl<W: Process> Slots<W> {
             scans,
             probed,
             claims: 0,
+            counts: Arc::default(),
+            checks: false,
+            published: None,
         }
+    }
+
+    /// Has switches that need a comparison counted here from now on. With `checks` those that need none have one, too.
+    pub(crate) fn count_by(&mut self, counts: Arc<FlushCounts>, checks: bool) {
+        (self.counts, self.checks) = (counts, checks);
     }
 
     /// From now on new processes are run with look-ups for a while.
@@ -117,18 +162,24 @@ impl<W: Process> Slots<W> {
         (self.sites, self.scans, self.low) = (sites, scans, low);
     }
 
-    /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
+    /// Makes the slot for what CR3 selects the current one. As in a TLB, it is
     /// the identifier that tells spaces apart: who loads another page table under the same one flushes.
-    pub fn select(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<(), Error> {
-        if self.spaces.last().is_some_and(|space| space.pcid == Some(pcid)) {
+    pub fn select(&mut self, selection: Selection, pages: &Pages) -> Result<(), Error> {
+        let has_it = |space: &Space<W>| space.pcid == Some(selection.pcid);
+        if self.spaces.last().is_some_and(|space| has_it(space)) {
             return Ok(());
         }
-        let space = match self.spaces.iter().rposition(|space| space.pcid == Some(pcid)) {
+        let space = match self.spaces.iter().rposition(|space| has_it(space)) {
             Some(at) => self.spaces.remove(at),
-            None => self.take(pcid, roots, pages)?,
+            None => self.take(selection, pages)?,
         };
         self.spaces.push(space);
         Ok(())
+    }
+
+    /// Whether there is a slot for a process-context identifier.
+    pub(crate) fn has(&self, pcid: u64) -> bool {
+        self.spaces.iter().any(|space| space.pcid == Some(pcid))
     }
 
     /// The system call of the current slot that ends at `back` (GVA) is worth patching.
@@ -173,6 +224,7 @@ impl<W: Process> Slots<W> {
     }
 
     fn all(&mut self) -> impl Iterator<Item = &mut Space<W>> {
+        self.published = None;
         self.parked.iter_mut().chain(&mut self.spaces).map(Box::as_mut)
     }
 
@@ -193,13 +245,13 @@ impl<W: Process> Slots<W> {
         let current = self.spaces.last_mut().ok_or(Error::NoSpace)?;
         current.root = root(roots);
         current.attend_to_sites(&self.ram, roots, self.low.has(root(roots)))?;
-        for space in &self.spaces {
-            space.publish(passing && !self.held_back.contains(&space.root));
-        }
+        self.publish(passing);
         let done = self.current()?.run()?;
+        let moved = passing && self.current()?.wedge().take_moved();
         let mut passed_on_done = true;
         // Others may have got the turn from the current one, and failed.
-        for space in &mut self.spaces {
+        let parked = if moved { &mut *self.parked } else { &mut [] };
+        for space in self.spaces.iter_mut().chain(parked) {
             self.claims += space.catch_up()?;
             if space.take_failure() {
                 space.forget();
@@ -209,10 +261,48 @@ impl<W: Process> Slots<W> {
         if !done {
             self.current()?.forget();
         }
+        if moved {
+            self.follow_moves();
+        }
         if self.claims >= CLAIMS {
             self.keep_bounds()?;
         }
         Ok(done && passed_on_done)
+    }
+
+    /// Says in which slots wedges can go on by themselves: in those that have an identifier by that, and, if the guest's kernel
+    /// counts, in any by its version.
+    fn publish(&mut self, passing: bool) {
+        let may_pass = |space: &Space<W>| passing && !self.held_back.contains(&space.root);
+        let counting = self.counts.offset() != 0 && !self.checks;
+        for space in &self.spaces {
+            space.publish(may_pass(space));
+            if counting {
+                space.publish_version(may_pass(space));
+            }
+        }
+        if counting && self.published.is_none_or(|then| then.elapsed() > REFRESH) {
+            self.parked.iter().for_each(|space| space.publish_version(may_pass(space)));
+            self.published = Some(Instant::now());
+        }
+    }
+
+    /// Wedges have gone on with identifiers of their own choice: some parked slots have one now, and others have lost theirs.
+    fn follow_moves(&mut self) {
+        let mut all: Vec<_> = self.parked.drain(..).chain(self.spaces.drain(..)).collect();
+        all.iter_mut().for_each(|space| space.follow_version());
+        for at in 0..all.len() {
+            let Some(made) = all[at].wedge().take_move() else { continue };
+            all[at].pcid = None;
+            if let Move::Got(pcid) = made {
+                all.iter_mut()
+                    .filter(|space| space.pcid == Some(pcid))
+                    .for_each(|space| space.pcid = None);
+                all[at].pcid = Some(pcid);
+            }
+        }
+        (self.spaces, self.parked) = all.into_iter().partition(|space| space.pcid.is_some());
+        self.published = None;
     }
 
     /// Starts the largest spaces over as long as all together take more than they may.
@@ -242,7 +332,17 @@ impl<W: Process> Slots<W> {
     }
 
     /// A slot for a space that has none: one that is parked for it, a fresh one, or another's, with what is right in it.
-    fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Box<Space<W>>, Error> {
+    fn take(&mut self, selection: Selection, pages: &Pages) -> Result<Box<Space<W>>, Error> {
+        let Selection { pcid, roots, version } = selection;
+        self.published = None;
+        if let Some(at) = version.and_then(|version| self.unchanged(version)) {
+            let mut space = self.parked.remove(at);
+            space.pcid = Some(pcid);
+            if self.checks {
+                space.check(&self.ram, roots)?;
+            }
+            return Ok(space);
+        }
         let mut space = match self.parked_for(roots).or_else(|| self.left_behind()) {
             Some(at) => self.parked.remove(at),
             None => match self.add(pcid, roots, pages)? {
@@ -251,16 +351,31 @@ impl<W: Process> Slots<W> {
                         space.watch_forks();
                     }
                     self.look_for_youth(&mut space, roots);
+                    // Nothing is mapped in it that the page tables do not say.
+                    space.note_version(version);
                     return Ok(space);
                 }
                 None => self.evict(roots),
             },
         };
+        if pcid != 0 && space.root == root(roots) {
+            self.counts.note_switch(&self.ram);
+        }
         space.pcid = Some(pcid);
         // Before the comparison, which marks pages as used.
         self.look_for_youth(&mut space, roots);
         space.come_back(&self.ram, roots)?;
+        space.note_version(version);
         Ok(space)
+    }
+
+    /// The index of a parked slot that has been compared with page tables of this version, not long ago.
+    fn unchanged(&self, version: SpaceVersion) -> Option<usize> {
+        let counts = |space: &Space<W>| match self.checks {
+            true => space.is_of(version),
+            false => space.version() == Some(version),
+        };
+        self.parked.iter().position(|space| counts(space))
     }
 
     fn look_for_youth(&self, space: &mut Space<W>, roots: Roots) {
@@ -372,6 +487,7 @@ impl<W: Process> Slots<W> {
 
     fn flush(&mut self, flush: Flush, roots: Roots, current: u64) {
         let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == root(roots);
+        self.published = None;
         for space in self.parked.iter_mut().chain(&mut self.spaces) {
             // What cannot be unmapped has failed for good, which shows when it runs next.
             let _ = match flush {
@@ -421,13 +537,13 @@ impl<W: Process> Slots<W> {
 
     /// Ends all wedges; those that are started from now on have this base, and no region is the kernel's.
     pub fn move_to(&mut self, base: Base) {
-        let youths = self.youths;
-        *self = Self { youths, ..Self::new(self.ram.clone(), base, self.kernel) };
+        let (youths, counts, checks) = (self.youths, Arc::clone(&self.counts), self.checks);
+        *self = Self { youths, counts, checks, ..Self::new(self.ram.clone(), base, self.kernel) };
     }
 
     /// Wedges do not go on by themselves with the programs that have these page tables.
     pub fn hold_back(&mut self, roots: FxHashSet<u64>) {
-        self.held_back = roots;
+        (self.held_back, self.published) = (roots, None);
     }
 
     /// The program with this page table has been given memory near the table of patched system calls.

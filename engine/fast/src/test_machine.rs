@@ -1,6 +1,6 @@
 //! A machine for this crate's tests: RAM, page tables and one CPU, without devices.
 
-use crate::{Modes, Options, Scattered, User};
+use crate::{Modes, Options, Scattered, Switches, User};
 use engine::{Board, BoardParts, LocalApic, VcpuRequests};
 use host_fake::{FakeClock, FakeEntropy};
 use ram::Ram;
@@ -35,6 +35,7 @@ pub const OPTIONS: Options = Options {
     most_mappings: None,
     strict: false,
     leave_bells: false,
+    switches: Switches::Counted,
     without_keys: false,
 };
 /// The same, with user code in processes of its own, as where there are no keys.

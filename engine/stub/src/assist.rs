@@ -252,20 +252,48 @@ fn invalidate(cx: &mut Context<'_>) -> bool {
     go_on_behind(cx.vcpu, next)
 }
 
-/// MOV to CR3 that keeps translations, of a space that some wedge holds: that one goes on.
+/// MOV to CR3, of a space that some wedge holds: that one goes on. If translations are not to be kept, they must be up to date.
 fn load_space(cx: &mut Context<'_>) -> Option<Next> {
     let vcpu = &mut *cx.vcpu;
     let root = vcpu.exit.operand & !KEEP;
     let next = find(vcpu.exit.next, vcpu.regs.ac != 0);
-    if vcpu.exit.operand & KEEP == 0 || root >> PHYS_BITS != 0 || next == 0 {
+    if root >> PHYS_BITS != 0 || next == 0 {
         return None;
     }
-    let to = turns::holder(root & PCID)?;
+    leave_space(vcpu, cx.shared.setup.number, root);
+    let to = match vcpu.exit.operand & KEEP {
+        0 => up_to_date(vcpu, root)?,
+        _ => turns::holder(root & PCID)?,
+    };
     vcpu.regs.cr3 = root;
     vcpu.counters.hand_overs += 1;
     go_on_behind(vcpu, next);
     let stays = to as u64 == cx.shared.setup.number;
     Some(if stays { Next::Run } else { turns::pass_on(cx, to) })
+}
+
+/// Notes at which version guest code leaves the space that is loaded, for another CR3. Where that has the same PCID, the kernel has
+/// written the new space's version in its place.
+fn leave_space(vcpu: &mut VcpuPage, number: u64, next: u64) {
+    let cr3 = vcpu.regs.cr3;
+    if (cr3 ^ next) & PCID != 0 {
+        let info = vcpu.exit.info;
+        turns::leave_space(vcpu, number, cr3 & !PCID, cr3 & PCID);
+        vcpu.exit.info = info;
+    }
+}
+
+/// The wedge with the space of this CR3, if the space needs no flush. The space that is loaded already always does: the flush is
+/// all that the guest can want.
+fn up_to_date(vcpu: &mut VcpuPage, cr3: u64) -> Option<usize> {
+    if (cr3 ^ vcpu.regs.cr3) & !PCID == 0 {
+        return None;
+    }
+    let info = vcpu.exit.info;
+    let to = turns::take_over(vcpu, cr3 & !PCID, cr3 & PCID);
+    // A failed look has left its mark there.
+    vcpu.exit.info = info;
+    to
 }
 
 /// An interrupt is due as soon as interrupts are enabled.

@@ -31,7 +31,7 @@ pub use code::{CallSites, CodeArea, SiteCall};
 pub use pages::{Common, Pages};
 pub use process::{Error, Wedge, WedgeRam};
 pub use starter::{become_wedge, prepare, start_by};
-pub use turns::Turns;
+pub use turns::{Move, Turns};
 pub use wedge_abi::{MapCommand, MapReport, Owner, Rights};
 
 /// The host has protection keys, which close the kernel's memory to user code unless they are left alone.

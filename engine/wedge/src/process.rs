@@ -6,14 +6,14 @@ use crate::{
     memory::{MemoryObject, field},
     starter::{self, passed},
     strict::{self, BothSides},
-    turns::Turns,
+    turns::{Move, Turns},
 };
 use contract::Whose;
 use host::End;
 use std::{io, os::fd::BorrowedFd, sync::OnceLock};
 use wedge_abi::{
     BLOB, Base, Lookups, MAX_MADE, MAX_ORDERS, MONITOR, MapCommand, MapReport, RAM, RAM_MAX, Setup,
-    Shared, TextPage, forks,
+    Shared, SpaceVersion, TextPage, forks,
 };
 
 pub(crate) static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
@@ -34,6 +34,11 @@ pub enum Error {
          (--guest-isolation strict keeps it out), or this is a bug in ring3"
     )]
     Lost,
+    /// The guest's kernel counts what it takes back of a process's memory, and has taken back this page (GVA) without counting.
+    #[error(
+        "the guest's kernel has changed page tables at {0:#x} and not counted it; run it with --switches compared, and report this"
+    )]
+    Miscounted(u64),
     /// Guest code is to run, or to be mapped, while no space has been selected.
     #[error("no address space has been selected for guest code")]
     NoSpace,
@@ -51,7 +56,7 @@ impl Error {
         match self {
             Self::Start(_) | Self::Killed(_) => Whose::Host,
             Self::Gone | Self::Lost => Whose::Guest,
-            Self::NoSpace => Whose::Ours,
+            Self::NoSpace | Self::Miscounted(_) => Whose::Ours,
         }
     }
 }
@@ -194,6 +199,27 @@ impl Wedge {
     pub fn publish(&self, pcid: Option<u64>) {
         let idle = self.orders.is_empty() && !self.failed;
         self.turns.publish(self.number, pcid.filter(|_| idle));
+    }
+
+    /// Guest code may go on here, in the space of this version, without the monitor, or may not; as for [`Wedge::publish`].
+    pub fn publish_version(&self, version: Option<SpaceVersion>) {
+        let idle = self.orders.is_empty() && !self.failed;
+        self.turns.publish_version(self.number, version.filter(|_| idle));
+    }
+
+    /// The version at which guest code has left this one's space last, if that is known. Guest code can write it.
+    pub fn left(&self) -> Option<SpaceVersion> {
+        self.turns.left(self.number)
+    }
+
+    /// Whether wedges of this vCPU have left spaces at new versions, or have moved PCIDs, since the last call.
+    pub fn take_moved(&self) -> bool {
+        self.turns.take_moved()
+    }
+
+    /// What wedges have done with the PCID of this one's space since the last call.
+    pub fn take_move(&self) -> Option<Move> {
+        self.turns.take_move(self.number)
     }
 
     /// Runs guest code as the vCPU page says until it stops; false if the orders could not all be

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
     time::Duration,
 };
-use wedge_abi::{KICK, MAX_WEDGES, MONITOR};
+use wedge_abi::{KICK, LEFT, MAX_WEDGES, MONITOR, SpaceVersion};
 
 /// How long the monitor waits before it looks whether a process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,6 +25,15 @@ struct Inner {
     children: Children,
     /// Those of their user code, where that has one of its own.
     users: Children,
+}
+
+/// What has become of the PCID of a space, at the hands of wedges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// The space has this one.
+    Got(u64),
+    /// Another space has the one that it had.
+    Left,
 }
 
 impl Turns {
@@ -55,6 +64,8 @@ impl Turns {
     /// Ends the wedge with a number.
     pub(crate) fn end(&self, number: usize) {
         self.publish(number, None); // another may come with this number
+        self.publish_version(number, None);
+        let _ = self.take_move(number);
         for known in [&self.0.children, &self.0.users] {
             let child = write(known, number).and_then(|mut known| known.take());
             if let Some(child) = child {
@@ -72,6 +83,42 @@ impl Turns {
     pub(crate) fn publish(&self, number: usize, pcid: Option<u64>) {
         if let Some(space) = self.page().spaces.get(number) {
             space.store(pcid.map_or(0, |pcid| pcid as u32 + 1), Ordering::Relaxed);
+        }
+    }
+
+    /// The wedge with a number can go on in the space of this version by itself, or cannot.
+    pub(crate) fn publish_version(&self, number: usize, version: Option<SpaceVersion>) {
+        if let Some(words) = self.page().versions.get(number) {
+            let version = version.map_or([0; SpaceVersion::WORDS], SpaceVersion::words);
+            words.iter().zip(version).for_each(|(word, to)| word.store(to, Ordering::Relaxed));
+        }
+    }
+
+    /// Wedges find the versions of spaces here, relative to GS, and may pass the turn on by them. With zero they may not.
+    pub fn pass_by_count(&self, counts: u64) {
+        self.page().counts.store(counts, Ordering::Relaxed);
+    }
+
+    /// The version at which guest code has left the space of a wedge last, if that is known. Guest code can write it.
+    pub(crate) fn left(&self, number: usize) -> Option<SpaceVersion> {
+        let [root, owner, flushes] = &self.page().left.get(number)?;
+        let [root, owner, flushes] =
+            [root, owner, flushes].map(|word| word.load(Ordering::Relaxed));
+        (owner != 0).then_some(SpaceVersion { root, owner, flushes })
+    }
+
+    /// Whether wedges have left spaces at new versions, or have moved PCIDs, since the last call.
+    pub(crate) fn take_moved(&self) -> bool {
+        self.page().moved.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// What wedges have done with the PCID of a wedge's space since the last call.
+    pub(crate) fn take_move(&self, number: usize) -> Option<Move> {
+        const PCIDS: u64 = 1 << 12;
+        match self.page().moves.get(number)?.swap(0, Ordering::Relaxed) {
+            0 => None,
+            LEFT => Some(Move::Left),
+            to => Some(u64::from(to) - 1).filter(|pcid| *pcid < PCIDS).map(Move::Got),
         }
     }
 
@@ -162,6 +209,20 @@ mod tests {
         fn ended(&self) -> Option<End> {
             Some(End::Exited(7))
         }
+    }
+
+    #[test]
+    fn moves_are_told_once_and_decoded() {
+        let turns = Turns::new().expect("memory");
+        assert!(!turns.take_moved() && turns.take_move(3).is_none());
+        let page = turns.page();
+        page.moved.store(1, Ordering::Relaxed);
+        for (number, word) in [(3, 5), (4, LEFT), (5, 4097), (6, LEFT - 1)] {
+            page.moves[number].store(word, Ordering::Relaxed);
+        }
+        assert!(turns.take_moved() && !turns.take_moved());
+        let moves = [3, 3, 4, 5, 6, MAX_WEDGES + 1].map(|number| turns.take_move(number));
+        assert_eq!(moves, [Some(Move::Got(4)), None, Some(Move::Left), None, None, None]);
     }
 
     /// Who ends or kicks a child that has ended ends nobody else, whatever has its number.

@@ -1,6 +1,6 @@
 //! Hand-off: which process runs the vCPU.
 
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Wedges of a vCPU; their numbers start at one.
 pub const MAX_WEDGES: usize = 128;
@@ -21,4 +21,85 @@ pub struct TurnsPage {
     /// By wedge, the PCID of the space it holds plus one: it can go on there by itself, the monitor has no
     /// orders for it. Zero if not.
     pub spaces: [AtomicU32; MAX_WEDGES + 1],
+    /// By wedge, the version of the space that it holds ([`SpaceVersion::words`]). If a page table is loaded at just this version,
+    /// the wedge can go on in the space, whatever its PCID was. Zeros if not.
+    pub versions: [[AtomicU64; SpaceVersion::WORDS]; MAX_WEDGES + 1],
+    /// By wedge, the version at which guest code has left its space last, if a wedge has seen that: all that was taken back until
+    /// then has been. Zeros if not.
+    pub left: [[AtomicU64; SpaceVersion::WORDS]; MAX_WEDGES + 1],
+    /// Where the guest's kernel has its count of flushes, relative to GS ([`SpaceVersion`]). Zero if nobody knows.
+    pub counts: AtomicU64,
+    /// Not zero: there is something new in `left` or in `moves`.
+    pub moved: AtomicU32,
+    /// By wedge, what has become of the PCID of its space, at the hands of wedges, since the monitor has looked: it has this
+    /// one plus one, or none any more ([`LEFT`]). Zero if nothing has.
+    pub moves: [AtomicU32; MAX_WEDGES + 1],
+}
+
+/// In [`TurnsPage::moves`]: another space has the PCID.
+pub const LEFT: u32 = u32::MAX;
+
+/// An address space as Linux counts its flushes.
+///
+/// For each PCID a CPU has two words, in its `cpu_tlbstate.ctxs`. They say whose memory has this PCID (`ctx_id`), and how
+/// often translations of that memory had been taken back when this CPU last heard of it (`tlb_gen`). Linux writes both before it
+/// loads CR3 with a flush (`switch_mm_irqs_off`, `arch/x86/mm/tlb.c`). Whatever was taken back later has another count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceVersion {
+    /// GPA of the top page table.
+    pub root: u64,
+    /// Whose memory it is, never zero: Linux gives no number twice.
+    pub owner: u64,
+    /// The count.
+    pub flushes: u64,
+}
+
+impl SpaceVersion {
+    /// Words that it takes.
+    pub const WORDS: usize = 3;
+    /// PCIDs that Linux gives to address spaces of processes: from one to this.
+    pub const PCIDS: u64 = 6;
+    /// Bytes of the two words of a PCID.
+    const STEP: u64 = 16;
+
+    /// Where the two words of a PCID are (GVA), in this order: whose memory, and the count. `counts` is where those of the first
+    /// PCID are, relative to the GS base. `bases` are the GS base and the one that SWAPGS would load. `None` if there are no words for
+    /// the PCID.
+    ///
+    /// Programs choose a GS base, and the kernel's entry code runs with it for a moment. So there are none unless one base is in
+    /// the kernel's half and the other is not.
+    #[must_use]
+    pub const fn places(counts: u64, bases: [u64; 2], pcid: u64) -> Option<[u64; 2]> {
+        let [kernels, other] = bases;
+        let is_kernels = kernels >> 63 == 1 && other >> 63 == 0;
+        if counts == 0 || !is_kernels || pcid == 0 || pcid > Self::PCIDS {
+            return None;
+        }
+        let owner = kernels.wrapping_add(counts).wrapping_add((pcid - 1) * Self::STEP);
+        Some([owner, owner.wrapping_add(8)])
+    }
+
+    /// As [`TurnsPage::versions`] has it.
+    #[must_use]
+    pub const fn words(self) -> [u64; Self::WORDS] {
+        [self.root, self.owner, self.flushes]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_the_kernels_whatever_base_a_program_has_chosen() {
+        const KERNELS: u64 = 0xffff_8880_0000_0000;
+        let places = |bases, pcid| SpaceVersion::places(0x50, bases, pcid);
+        assert_eq!(places([KERNELS, 0x7000], 1), Some([KERNELS + 0x50, KERNELS + 0x58]));
+        assert_eq!(places([KERNELS, 0], 6), Some([KERNELS + 0xa0, KERNELS + 0xa8]));
+        assert_eq!(places([0x7000, KERNELS], 1), None, "the entry code");
+        assert_eq!(places([KERNELS, KERNELS], 1), None, "nobody knows which is whose");
+        assert_eq!(places([KERNELS, 0], 0), None, "no PCID");
+        assert_eq!(places([KERNELS, 0], 7), None, "none that Linux gives a process");
+        assert_eq!(SpaceVersion::places(0, [KERNELS, 0], 1), None, "nobody knows where they are");
+    }
 }

@@ -4,8 +4,8 @@ use std::{io, sync::Arc};
 
 use host_linux::{LinuxClock, LinuxEntropy, cpu};
 use vmm::{
-    BootProtocol, CpuidResult, Description, EngineKind, EngineOptions, GuestClock, Host, Inspector,
-    Machine, RunningMachine,
+    BootProtocol, CpuidResult, Description, EngineKind, EngineOptions, FlushCounts, GuestClock,
+    Host, Inspector, Machine, RunningMachine,
 };
 
 /// Bytes of guest RAM.
@@ -70,6 +70,7 @@ fn host() -> Host {
         attachments: Vec::new(),
         messages: None,
         known_blocks: Arc::default(),
+        flush_counts: FlushCounts::default(),
         turns: Vec::new(),
         on_panic: None,
     }

@@ -7,7 +7,7 @@ use crate::{
     tlb::Tlb,
 };
 use anyhow::{Result, bail};
-use fast::{Answer, Slots};
+use fast::{Answer, Selection, Slots};
 use oracle::random::Random;
 use ram::Ram;
 use wedge::Pages;
@@ -130,7 +130,7 @@ impl Run {
             (roots(world), world.pcid())
         });
         self.slots.apply(&record, roots, pcid);
-        with(|world| self.slots.select(pcid, roots, &world.pages))?;
+        with(|world| self.slots.select(Selection::uncounted(pcid, roots), &world.pages))?;
         with(|world| world.fill()); // a slot that is recycled loads translations
         Ok(())
     }

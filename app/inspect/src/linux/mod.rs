@@ -177,6 +177,20 @@ impl LinuxKernel {
         [self.current, self.task.pid, self.task.tgid, self.task.comm]
     }
 
+    /// Where a CPU counts the flushes of each process-context identifier, relative to its GS base: `cpu_tlbstate.ctxs`, as
+    /// [`vmm::FlushCounts`] wants it.
+    ///
+    /// # Errors
+    /// This kernel counts in no way that is known.
+    pub fn flush_counts(&self) -> Result<u64, KernelError> {
+        let places = [("tlb_context", "ctx_id"), ("tlb_context", "tlb_gen"), ("tlb_state", "ctxs")];
+        let [owner, count, counts] = places.map(|(of, member)| self.types.offset(of, member));
+        if (owner?, count?) != (0, 8) {
+            return Err(KernelError::Types("tlb_context is another one".to_owned()));
+        }
+        Ok(self.symbols.require("cpu_tlbstate")?.wrapping_add(counts?))
+    }
+
     /// All processes, as far as the list of them is whole.
     pub fn processes(&self, ram: &Ram) -> Vec<Task> {
         const MOST: usize = 100_000;

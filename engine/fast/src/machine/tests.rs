@@ -1,7 +1,7 @@
 //! Two vCPUs of one machine, which run one after the other.
 
 use crate::{
-    Fast, Machine, Placement,
+    Fast, FlushCounts, Machine, Placement,
     options::Options,
     test_machine::{MODES, OPTIONS, board, kernel_state, map},
 };
@@ -80,7 +80,8 @@ fn what_one_has_translated_the_other_executes() {
 #[test]
 fn apart_each_translates_for_itself() {
     let options = Options { translations_apart: true, ..OPTIONS };
-    let (ram, machine) = (ram(), Machine::with(2, Arc::default(), &options));
+    let (ram, machine) =
+        (ram(), Machine::with(2, Arc::default(), FlushCounts::default(), &options));
     let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
     assert_eq!(result(&mut first, start()), 1);
     assert_eq!([counters(&mut first).translated, counters(&mut second).translated], [1, 0]);

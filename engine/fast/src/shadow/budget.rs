@@ -69,7 +69,7 @@ impl<W: Process> Space<W> {
 #[cfg(test)]
 mod tests {
     use super::{super::KERNEL_PAGE, *};
-    use crate::listener::Listener;
+    use crate::{Selection, listener::Listener};
     use wedge::{MapCommand, MapReport, Owner, Pages, Rights, WedgeRam};
     use wedge_abi::TextPage;
 
@@ -257,7 +257,7 @@ mod tests {
         let most = most_entries(ram.len() / PAGE);
         let pages = Pages::new().expect("the host has memory");
         let mut slots = crate::slots::Slots::<Liar>::new(ram, wedge_abi::Base::default(), true);
-        slots.select(1, Default::default(), &pages).expect("a slot");
+        slots.select(Selection::uncounted(1, Default::default()), &pages).expect("a slot");
         let mut largest = 0;
         for _ in 0..400 {
             slots.run(false, Default::default()).expect("it runs");

@@ -19,12 +19,13 @@
 //! nothing of what is mapped will be of use.
 
 use super::{
-    Pressure, Space,
+    COUNTS, Pressure, Space,
     revalidation::{Revalidation, SAMPLE},
     youth::FEW,
 };
 use crate::process::Process;
 use ram::Ram;
+use std::time::Instant;
 use wedge::Error;
 use x86::{
     control::{cr0, efer},
@@ -81,6 +82,22 @@ impl<W: Process> Space<W> {
             return self.compare_all(ram, roots, owner);
         }
         self.compare(ram, roots, owner)
+    }
+
+    /// Compares what is mapped with page tables that count as those it was compared with last, and changes nothing. A kernel takes
+    /// pages back first and counts them then. So it is an error only if it has not counted for a long time.
+    ///
+    /// # Errors
+    /// [`Error::Miscounted`] if the page tables do not say all of it any more.
+    pub(crate) fn check(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        let Some(page) = self.against(ram, roots).first_stale() else {
+            self.doubted = None;
+            return Ok(());
+        };
+        match self.doubted.get_or_insert_with(Instant::now).elapsed() > COUNTS {
+            true => Err(Error::Miscounted(page)),
+            false => Ok(()),
+        }
     }
 
     /// The owner of the current space after a flush. A new child may have its predecessor's top page table and process-context

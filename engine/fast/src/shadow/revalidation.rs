@@ -129,6 +129,16 @@ impl<'a> Revalidation<'a> {
         self.mappings.kernel().iter().filter(stale).map(|(hva, _)| *hva).collect()
     }
 
+    /// A page of the user's (HVA) that is open, and not as the page tables say. What they say of a page that has not been accessed
+    /// counts, too.
+    pub(super) fn first_stale(&self) -> Option<u64> {
+        let mut walker = Walker::new(self.ram, self.roots).with_unused();
+        let stale = |(hva, page): &(&u64, &(u64, u64))| {
+            page.1 != 0 && !self.is_good(&mut walker, **hva, **page, false)
+        };
+        self.mappings.user().iter().find(stale).map(|(hva, _)| *hva)
+    }
+
     /// What has to happen to the user's pages, of a process that has run before; `seen` has what the page tables said at
     /// the last comparison.
     pub(super) fn user(&self, seen: &mut SeenTables) -> Changes {

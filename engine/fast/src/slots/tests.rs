@@ -57,10 +57,20 @@ impl Guest {
     /// The guest switches to a process, under the identifier that the last one had; returns whether what it had mapped
     /// is there. It is then.
     fn runs(&mut self, roots: Roots) -> bool {
+        self.runs_at(roots, None)
+    }
+
+    /// The same of a kernel that counts, and has taken back from the process's memory so often.
+    fn runs_counted(&mut self, roots: Roots, flushes: u64) -> bool {
+        self.runs_at(roots, Some(version(roots, flushes)))
+    }
+
+    fn runs_at(&mut self, roots: Roots, version: Option<SpaceVersion>) -> bool {
         let record =
             Record { flushes: vec![Flush::Space { pcid: PCID as u16 }], ..Record::default() };
         self.slots.apply(&record, roots, PCID);
-        self.slots.select(PCID, roots, &self.pages).expect("a slot");
+        let selection = Selection { pcid: PCID, roots, version };
+        self.slots.select(selection, &self.pages).expect("a slot");
         let space = self.slots.current().expect("a slot");
         let there = space.entries() >= COUNT as usize;
         let mapped = |page| {
@@ -69,9 +79,14 @@ impl Guest {
             MapReport::Mapped { start, len: PAGE, offset, rights, owner, piece }
         };
         space.wedge_mut().made = (0..if there { 0 } else { COUNT }).map(mapped).collect();
-        self.slots.run(false, roots).expect("it runs");
+        self.slots.run(true, roots).expect("it runs");
         there
     }
+}
+
+/// The version of a process's memory from which so much was taken back.
+fn version(roots: Roots, flushes: u64) -> SpaceVersion {
+    SpaceVersion { root: root(roots), owner: roots.cr3, flushes }
 }
 
 /// More processes than there are slots at first take turns: after some rounds each finds what it had.
@@ -218,4 +233,148 @@ fn a_program_with_the_page_table_and_the_identifier_of_another_is_new() {
     let stack = root(roots) + 3 * PAGE + (MEMORY >> 12) % 512 * 8;
     (1..COUNT).for_each(|page| guest.ram.store64(stack + page * 8, 0));
     assert!(is_young(&mut guest), "it has one page");
+}
+
+impl Guest {
+    /// Its kernel counts, and it is known where. With `checks` the count is checked.
+    fn counting(checks: bool) -> Self {
+        let mut guest = Self::new();
+        guest.slots.count_by(Arc::new(FlushCounts::at(8)), checks);
+        guest
+    }
+
+    /// A page of a process's is mapped nowhere from now on.
+    fn takes_back(&self, roots: Roots, page: u64) {
+        self.ram.store64(root(roots) + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8, 0);
+    }
+
+    /// The slot of a process.
+    fn slot(&self, roots: Roots) -> &Space<Listener> {
+        self.slots.each().find(|space| space.root == root(roots)).expect("a slot")
+    }
+}
+
+/// As a TLB keeps what is not taken back: a kernel that counts has its pages compared with page tables when it has counted.
+#[test]
+fn what_counts_the_same_is_not_compared() {
+    let mut guest = Guest::counting(false);
+    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    guest.runs_counted(one, 7);
+    guest.runs_counted(other, 7);
+    guest.takes_back(one, 3);
+    let before = guest.slot(one).wedge().told.len();
+    guest.runs_counted(one, 7);
+    assert_eq!(guest.slot(one).wedge().told.len(), before, "it counts the same");
+    guest.runs_counted(other, 7);
+    guest.runs_counted(one, 8);
+    assert!(guest.slot(one).wedge().told.len() > before, "it has counted");
+}
+
+/// A process takes memory back, flushes it and counts: what wedges have seen of that is believed of its own memory alone.
+#[test]
+fn what_was_flushed_when_it_was_left_is_not_compared() {
+    let mut guest = Guest::counting(false);
+    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    let leaves = |guest: &mut Guest, at: SpaceVersion| {
+        let wedge = guest.slot(one).wedge();
+        wedge.left.set(Some(at));
+        wedge.moved.set(true);
+        guest.slots.run(true, one).expect("it runs");
+        guest.takes_back(one, at.flushes % COUNT);
+        guest.runs_counted(other, 7);
+        let before = guest.slot(one).wedge().told.len();
+        guest.runs_counted(one, at.flushes);
+        guest.slot(one).wedge().told.len() == before
+    };
+    guest.runs_counted(one, 7);
+    assert!(leaves(&mut guest, version(one, 9)));
+    assert!(!leaves(&mut guest, SpaceVersion { owner: 1, ..version(one, 10) }), "another's");
+    assert!(!leaves(&mut guest, SpaceVersion { root: 0, ..version(one, 11) }), "another table");
+    assert!(leaves(&mut guest, version(one, 12)));
+}
+
+/// The other vCPUs' flushes of everything reach a slot while it is parked, and so do those that the guest asks for.
+#[test]
+fn after_a_flush_of_everything_the_count_says_nothing() {
+    let mut guest = Guest::counting(false);
+    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    guest.runs_counted(one, 7);
+    guest.runs_counted(other, 7);
+    guest.takes_back(one, 3);
+    let everything = Record { flushes: vec![Flush::All], ..Record::default() };
+    guest.slots.apply(&everything, other, PCID);
+    let before = guest.slot(one).wedge().told.len();
+    guest.runs_counted(one, 7);
+    assert!(guest.slot(one).wedge().told.len() > before);
+}
+
+/// Wedges are told of parked slots, and not any more once the monitor has orders, or what is mapped is doubtful.
+#[test]
+fn wedges_can_go_on_in_slots_that_are_up_to_date() {
+    let mut guest = Guest::counting(false);
+    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    guest.runs_counted(one, 7);
+    guest.runs_counted(other, 9);
+    let published = |guest: &Guest, roots| guest.slot(roots).wedge().version.get();
+    assert_eq!(published(&guest, one), Some(version(one, 7)));
+    assert_eq!(published(&guest, other), Some(version(other, 9)));
+    guest.slots.hold_back(FxHashSet::from_iter([root(one)]));
+    guest.slots.run(true, other).expect("it runs");
+    assert_eq!(published(&guest, one), None, "held back");
+    guest.slots.hold_back(FxHashSet::default());
+    guest.slots.run(true, other).expect("it runs");
+    assert_eq!(published(&guest, one), Some(version(one, 7)));
+    let everything = Record { flushes: vec![Flush::All], ..Record::default() };
+    guest.slots.apply(&everything, other, PCID);
+    guest.slots.run(true, other).expect("it runs");
+    assert_eq!(published(&guest, one), None, "doubtful");
+}
+
+/// What wedges have done is followed, and what guest code may write in their name gives no identifier to two slots.
+#[test]
+fn an_identifier_is_where_wedges_have_moved_it() {
+    let mut guest = Guest::counting(false);
+    let [one, other, third] = [1, 2, 3].map(|number| guest.process(number, A));
+    for roots in [one, other, third] {
+        guest.runs_counted(roots, 7);
+    }
+    let moves = |guest: &mut Guest, made: &[(Roots, Move)]| {
+        for (roots, its_move) in made {
+            guest.slot(*roots).wedge().its_move.set(Some(*its_move));
+        }
+        let running = guest.slots.current().expect("a slot");
+        running.wedge().moved.set(true);
+        let root = running.root;
+        let roots = [one, other, third].into_iter().find(|roots| super::root(*roots) == root);
+        guest.slots.run(true, roots.expect("one of them")).expect("it runs");
+        [one, other, third].map(|roots| guest.slot(roots).pcid)
+    };
+    let got = Move::Got(PCID);
+    assert_eq!(moves(&mut guest, &[(one, got), (third, Move::Left)]), [Some(PCID), None, None]);
+    assert_eq!(moves(&mut guest, &[(one, Move::Got(2))]), [Some(2), None, None], "it has moved on");
+    assert_eq!(moves(&mut guest, &[(other, got)]), [Some(2), Some(PCID), None]);
+    let both = moves(&mut guest, &[(one, got), (third, got)]);
+    assert_eq!(both.into_iter().flatten().collect::<Vec<_>>(), [PCID], "{both:?}");
+    guest.slots.select(Selection::uncounted(PCID, third), &guest.pages).expect("a slot");
+    assert_eq!(guest.slots.spaces.len(), 1);
+}
+
+/// A kernel that takes back and does not count is found out, if it goes on so.
+#[test]
+fn a_wrong_count_is_found_out() {
+    let mut guest = Guest::counting(true);
+    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    guest.runs_counted(one, 7);
+    guest.takes_back(one, 3);
+    let check = |guest: &mut Guest| {
+        guest.runs_counted(other, 7);
+        let record =
+            Record { flushes: vec![Flush::Space { pcid: PCID as u16 }], ..Record::default() };
+        guest.slots.apply(&record, one, PCID);
+        let version = Some(version(one, 7));
+        guest.slots.select(Selection { pcid: PCID, roots: one, version }, &guest.pages)
+    };
+    check(&mut guest).expect("a kernel counts a little later than it takes back");
+    std::thread::sleep(Duration::from_millis(1_100));
+    assert!(matches!(check(&mut guest), Err(Error::Miscounted(page)) if page == MEMORY + 3 * PAGE));
 }

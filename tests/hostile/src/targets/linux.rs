@@ -168,6 +168,7 @@ fn run(bytes: &[u8]) {
         kernel.symbols.before(at);
         kernel.symbols.around(at);
     }
+    let _ = kernel.flush_counts();
     for task in kernel.processes(&ram).iter().take(100) {
         kernel.tables_of(&ram, task);
         let Ok(layout) = VmaLayout::of(&kernel) else { continue };
