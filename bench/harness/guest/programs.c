@@ -120,6 +120,7 @@ static const char *bash_fork(uint64_t n) { return run("/bench/bashfork.sh", n); 
 static const char *perl_start(uint64_t n) { return run("/bench/perl-start.sh", n); }
 static const char *gcc_hello(uint64_t n) { return run("/bench/gcc-hello.sh", n); }
 static const char *python(uint64_t n) { return run("/bench/python.sh", n); }
+static const char *node_alloc(uint64_t n) { return run("/bench/node-alloc.sh", n); }
 static const char *sqlite(uint64_t n) { return run("/bench/sqlite.sh", n); }
 static const char *gzip(uint64_t n) { return run("/bench/gzip.sh", n); }
 static const char *zstd(uint64_t n) { return run("/bench/zstd.sh", n); }
@@ -144,6 +145,7 @@ const struct row program_rows[] = {
     { "pyimport", "programs", "start of Python 3.11, import json and re", python_import, setup, NULL },
     { "pystart", "programs", "start of Python 3.11", python_start, setup, NULL },
     { "python", "programs", "Python 3.11: a tree, queens, dictionaries and strings", python, setup, NULL },
+    { "nodealloc", "programs", "start of Node 18, and three million objects", node_alloc, setup, NULL },
     { "sqlite", "programs", "SQLite in memory: 20,000 rows inserted, indexed, joined and changed", sqlite, setup, NULL },
     { "gzip", "programs", "gzip of a library and back, 900 KB", gzip, setup, NULL },
     { "zstd", "programs", "zstd of a library and back, 1.9 MB", zstd, setup, NULL },

@@ -41,7 +41,7 @@ const NARROW_OPTIONS: [&str; 11] = [
 ];
 
 /// The group of rows that run other programs, and those rows.
-pub const ROWS: [&str; 18] = [
+pub const ROWS: [&str; 19] = [
     "programs",
     "dynexec",
     "bashfork",
@@ -50,6 +50,7 @@ pub const ROWS: [&str; 18] = [
     "pyimport",
     "pystart",
     "python",
+    "nodealloc",
     "sqlite",
     "gzip",
     "zstd",

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// What rows run. What these depend on comes with them.
-const PACKAGES: [&str; 16] = [
+const PACKAGES: [&str; 17] = [
     "bash",
     "busybox-static",
     "coreutils",
@@ -29,6 +29,7 @@ const PACKAGES: [&str; 16] = [
     "libpython3.11-stdlib",
     "make",
     "nginx",
+    "nodejs",
     "perl-base",
     "povray",
     "python3.11-minimal",
@@ -40,7 +41,7 @@ const PROJECT: &str = "lua5.4";
 /// The Go compiler and its library, for as long as it takes to build one program.
 const GO: [&str; 1] = ["golang-1.19-go"];
 /// Name in the cache, to be changed with the packages.
-const ENTRY: &str = "bench-userland-5";
+const ENTRY: &str = "bench-userland-6";
 /// Directories that something is mounted on, or written to.
 const MOUNT_POINTS: [&str; 5] = ["tmp", "dev", "proc", "bench/source", "src"];
 /// Devices that programs need where no kernel fills `dev`: the host's are mounted on these.

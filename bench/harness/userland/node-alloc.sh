@@ -1,0 +1,1 @@
+exec /usr/bin/node /bench/alloc.js
