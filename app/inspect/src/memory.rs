@@ -2,7 +2,9 @@
 
 use contract::GuestRam;
 use ram::Ram;
+use vmm::RunningKernel;
 use x86::{
+    control::cr0,
     paging::{self, Access, Roots, WalkMemory},
     tap,
 };
@@ -62,10 +64,15 @@ fn pieces(address: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
 
 /// Reads bytes at a GVA; how many could be read.
 pub fn read(ram: &Ram, roots: Roots, gva: u64, data: &mut [u8]) -> usize {
+    read_by(ram, gva, data, |at| translate(ram, roots, at))
+}
+
+/// The same with GPAs that are found so.
+fn read_by(ram: &Ram, gva: u64, data: &mut [u8], translate: impl Fn(u64) -> Option<u64>) -> usize {
     let mut done = 0;
     for (at, len) in pieces(gva, data.len()) {
         let part = &mut data[done..done + len];
-        let found = translate(ram, roots, at).filter(|gpa| ram.read_gpa(*gpa, part).is_ok());
+        let found = translate(at).filter(|gpa| ram.read_gpa(*gpa, part).is_ok());
         if found.is_none() {
             break;
         }
@@ -98,6 +105,84 @@ pub fn write(ram: &Ram, roots: Roots, gva: u64, data: &[u8]) -> bool {
 pub fn word(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
     let mut bytes = [0; 8];
     (read(ram, roots, gva, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+}
+
+/// How far a kernel's constants may be from its code, in bytes.
+const NEAR: u64 = 128 << 20;
+/// Where kernels' images can be (GVA), and modules and programs of BPF cannot.
+const IMAGES: std::ops::Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
+
+/// Memory in which a kernel describes itself.
+#[derive(Clone, Copy)]
+pub(crate) enum KernelMemory<'a> {
+    /// All of it, by these page tables.
+    All(&'a Ram, Roots),
+    /// Constants of the kernel that runs. Whatever somebody could write, a program may have written.
+    Constants(&'a Ram, RunningKernel),
+}
+
+impl KernelMemory<'_> {
+    /// Its page tables.
+    pub fn roots(self) -> Roots {
+        match self {
+            Self::All(_, roots) | Self::Constants(_, RunningKernel { roots, .. }) => roots,
+        }
+    }
+
+    /// Reads bytes at a GVA; how many could be read.
+    pub fn read(self, gva: u64, data: &mut [u8]) -> usize {
+        match self {
+            Self::All(ram, roots) => read(ram, roots, gva, data),
+            Self::Constants(ram, kernel) => read_by(ram, gva, data, |at| constant(ram, kernel, at)),
+        }
+    }
+
+    /// The word at a GVA.
+    pub fn word(self, gva: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        (self.read(gva, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    }
+}
+
+/// The GPA of a GVA in the image of a kernel, if neither the kernel nor a program can write the page.
+fn constant(ram: &Ram, kernel: RunningKernel, gva: u64) -> Option<u64> {
+    let roots = Roots { cr0: kernel.roots.cr0 | cr0::WP, ..kernel.roots };
+    let walk = |access| {
+        let mut memory = ImageWalk { tables: ReadOnlyWalk(ram), kernel };
+        paging::walk(&mut memory, roots, gva, access).ok()
+    };
+    let is_in_image = IMAGES.contains(&gva) && gva.abs_diff(kernel.entry) < NEAR;
+    let writes = Access { write: true, smap_override: true, ..Access::default() };
+    let others = || walk(writes).or_else(|| walk(Access { user: true, ..Access::default() }));
+    if !is_in_image || others().is_some() {
+        return None;
+    }
+    walk(Access { smap_override: true, ..Access::default() }).map(|found| found.gpa)
+}
+
+/// Walks the tables of a kernel's image, though the process may have ended whose top table leads there.
+struct ImageWalk<'a> {
+    tables: ReadOnlyWalk<'a>,
+    kernel: RunningKernel,
+}
+
+impl WalkMemory for ImageWalk<'_> {
+    fn read_u64(&mut self, gpa: u64) -> u64 {
+        let top = self.kernel.roots.cr3 & paging::ADDRESS;
+        if gpa == top + RunningKernel::IMAGE * 8 {
+            return self.kernel.image;
+        }
+        self.tables.read_u64(gpa)
+    }
+    fn read_u32(&mut self, gpa: u64) -> u32 {
+        self.tables.read_u32(gpa)
+    }
+    fn cas_u64(&mut self, _: u64, _: u64, _: u64) -> bool {
+        true
+    }
+    fn cas_u32(&mut self, _: u64, _: u32, _: u32) -> bool {
+        true
+    }
 }
 
 /// Text at a GVA that ends with a zero, or after `most` bytes.

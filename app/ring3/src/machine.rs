@@ -5,13 +5,11 @@ use std::{
     path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use host::Locks;
 use host_linux::{LinuxClock, LinuxEntropy, LockFile, cpu, limits};
-use inspect::linux::LinuxKernel;
-use ram::Ram;
 use vmm::{Attachment, FlushCounts, Host, KnownBlocks, RunningMachine};
 
 use crate::{control, failure::Failure, output, values::Crowded};
@@ -71,7 +69,7 @@ pub fn host(
 ) -> Host {
     let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
     let (messages, on_panic) = (None, None);
-    let flush_counts = FlushCounts::new(flush_counts);
+    let flush_counts = FlushCounts::new(inspect::linux::flush_counts);
     Host {
         clock,
         entropy,
@@ -84,15 +82,6 @@ pub fn host(
         turns,
         on_panic,
     }
-}
-
-/// Where a Linux guest counts its flushes.
-fn flush_counts(ram: &Ram) -> Option<u64> {
-    let begin = Instant::now();
-    let found = LinuxKernel::find(ram).and_then(|kernel| kernel.flush_counts());
-    let told = found.as_ref().map_or_else(ToString::to_string, |place| format!("{place:#x}"));
-    tracing::debug!("the guest's count of flushes, after {:?}: {told}", begin.elapsed());
-    found.ok()
 }
 
 /// For each of so many vCPUs the locks by which it takes turns with the vCPUs of other machines. Where no file of locks can be

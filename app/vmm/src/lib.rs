@@ -36,7 +36,7 @@ pub use engine::{
 pub use error::Error;
 pub use events::Ended;
 pub use fast::{
-    FlushCounts, KnownBlocks, LockStep, Options as FastOptions, Scattered, Switches,
+    FlushCounts, KnownBlocks, LockStep, Options as FastOptions, RunningKernel, Scattered, Switches,
     translate_noted, wedges,
 };
 pub use inspector::Inspector;

@@ -13,18 +13,44 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
 };
 use wedge_abi::SpaceVersion;
-use x86::{Vcpu, control::cr4};
+use x86::{
+    Vcpu,
+    control::cr4,
+    paging::{Roots, WalkMemory},
+};
 
 /// Switches with a comparison before the kernel is searched.
 const SWITCHES: u64 = 4096;
 
-/// Says where a Linux kernel has `cpu_tlbstate.ctxs`, relative to GS, if it is one that counts as [`SpaceVersion`] says.
-type Finder = dyn Fn(&Ram) -> Option<u64> + Send + Sync;
+/// Says where a kernel has its counts.
+type Finder = dyn Fn(&Ram, RunningKernel) -> Option<u64> + Send + Sync;
+
+/// The kernel that a vCPU runs.
+#[derive(Clone, Copy, Debug)]
+pub struct RunningKernel {
+    /// Page tables. They are a process's, which may end.
+    pub roots: Roots,
+    /// The entry of the top page table by which the kernel's image is mapped. What it leads to stays.
+    pub image: u64,
+    /// The entry of system calls (GVA).
+    pub entry: u64,
+}
+
+impl RunningKernel {
+    /// Index of the entry of the top page table by which kernels' images are mapped.
+    pub const IMAGE: u64 = 511;
+
+    fn of(vcpu: &Vcpu, mut ram: &Ram) -> Self {
+        let roots = Roots::from(vcpu);
+        let image = WalkMemory::read_u64(&mut ram, root(roots) + Self::IMAGE * 8);
+        Self { roots, image, entry: vcpu.lstar }
+    }
+}
 
 /// Where the kernel counts, if that is known.
 #[derive(Default)]
@@ -32,6 +58,8 @@ pub struct FlushCounts {
     finder: Option<Arc<Finder>>,
     /// Switches of this kernel's that took a comparison.
     switches: AtomicU64,
+    /// This kernel has been searched.
+    searched: AtomicBool,
     /// From the GS base; zero if it is not known.
     offset: AtomicU64,
     /// How many kernels have ended. Whoever writes the offset holds it.
@@ -45,9 +73,12 @@ impl fmt::Debug for FlushCounts {
 }
 
 impl FlushCounts {
-    /// They are to be found so, by a thread of their own. The finder returns where a Linux kernel has `cpu_tlbstate.ctxs`, relative to
-    /// GS, or `None` if the kernel does not count so.
-    pub fn new(finder: impl Fn(&Ram) -> Option<u64> + Send + Sync + 'static) -> Self {
+    /// They are to be found so, by a thread of their own. The finder returns where the kernel has `cpu_tlbstate.ctxs`, relative to GS, or
+    /// `None` if the kernel does not count so. It must not believe what a program may have written: who is believed can have
+    /// flushes left out.
+    pub fn new(
+        finder: impl Fn(&Ram, RunningKernel) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
         Self { finder: Some(Arc::new(finder)), ..Self::default() }
     }
 
@@ -56,19 +87,33 @@ impl FlushCounts {
         self.offset.load(Ordering::Relaxed)
     }
 
-    /// A process has come back to its slot under a PCID that others have had, which takes a comparison. Once that has been so often,
-    /// they are searched for.
-    pub(crate) fn note_switch(self: &Arc<Self>, ram: &Ram) {
-        if self.switches.fetch_add(1, Ordering::Relaxed) == SWITCHES {
-            self.search(ram.clone());
+    /// A process has come back to its slot under a PCID that others have had, which takes a comparison.
+    pub(crate) fn note_switch(&self) {
+        self.switches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Looks at a vCPU's state. Once there have been enough switches the kernel is searched; and another one may begin on the vCPU.
+    pub(crate) fn heed(self: &Arc<Self>, vcpu: &Vcpu, ram: &Ram) {
+        if self.switches.load(Ordering::Relaxed) < SWITCHES {
+            return;
+        }
+        if vcpu.cr4 & cr4::PCIDE == 0 {
+            let mut ended = self.ended();
+            *ended += 1;
+            self.offset.store(0, Ordering::Relaxed);
+            self.searched.store(false, Ordering::Relaxed);
+            self.switches.store(0, Ordering::Relaxed);
+        } else if vcpu.cpl() == 0 && !self.searched.swap(true, Ordering::Relaxed) {
+            self.search(ram.clone(), RunningKernel::of(vcpu, ram));
         }
     }
 
-    fn search(self: &Arc<Self>, ram: Ram) {
+    fn search(self: &Arc<Self>, ram: Ram, kernel: RunningKernel) {
         let Some(finder) = self.finder.clone() else { return };
         let (counts, before) = (Arc::clone(self), *self.ended());
         let search = move || {
-            let found = finder(&ram);
+            let found = finder(&ram, kernel);
+            tracing::debug!("the guest counts its flushes at {found:x?}");
             let ended = counts.ended();
             if let Some(offset) = found.filter(|_| *ended == before) {
                 counts.offset.store(offset, Ordering::Relaxed);
@@ -76,17 +121,6 @@ impl FlushCounts {
         };
         // Without a thread spaces are compared as before.
         let _ = thread::Builder::new().name("flush-counts".to_owned()).spawn(search);
-    }
-
-    /// Looks at a vCPU's state: another kernel may begin on the vCPU.
-    pub(crate) fn heed(&self, vcpu: &Vcpu) {
-        let is_begun = self.switches.load(Ordering::Relaxed) >= SWITCHES;
-        if is_begun && vcpu.cr4 & cr4::PCIDE == 0 {
-            let mut ended = self.ended();
-            *ended += 1;
-            self.offset.store(0, Ordering::Relaxed);
-            self.switches.store(0, Ordering::Relaxed);
-        }
     }
 
     /// They are known to be here.
@@ -123,7 +157,6 @@ mod tests {
         sync::mpsc::channel,
         time::{Duration, Instant},
     };
-    use x86::paging::Roots;
 
     fn ram() -> Ram {
         Ram::new(1 << 20).expect("memory")
@@ -137,7 +170,8 @@ mod tests {
     }
 
     fn switch_often(counts: &Arc<FlushCounts>) {
-        (0..=SWITCHES).for_each(|_| counts.note_switch(&ram()));
+        (0..SWITCHES).for_each(|_| counts.note_switch());
+        counts.heed(&vcpu(true), &ram());
     }
 
     fn wait_for(counts: &FlushCounts, offset: u64) {
@@ -152,15 +186,16 @@ mod tests {
     fn they_are_searched_for_once_it_pays_and_again_with_another_kernel() {
         let offsets = AtomicU64::new(0x1000);
         let counts =
-            Arc::new(FlushCounts::new(move |_| Some(offsets.fetch_add(1, Ordering::SeqCst))));
-        (0..SWITCHES).for_each(|_| counts.note_switch(&ram()));
-        counts.heed(&vcpu(true));
-        assert_eq!(counts.offset(), 0, "it is too early");
-        counts.note_switch(&ram());
+            Arc::new(FlushCounts::new(move |_, _| Some(offsets.fetch_add(1, Ordering::SeqCst))));
+        (1..SWITCHES).for_each(|_| counts.note_switch());
+        counts.heed(&vcpu(true), &ram());
+        assert!(!counts.searched.load(Ordering::Relaxed), "it is too early");
+        counts.note_switch();
+        counts.heed(&vcpu(true), &ram());
         wait_for(&counts, 0x1000);
-        counts.heed(&vcpu(true));
+        counts.heed(&vcpu(true), &ram());
         assert_eq!(counts.offset(), 0x1000);
-        counts.heed(&vcpu(false));
+        counts.heed(&vcpu(false), &ram());
         assert_eq!(counts.offset(), 0, "another kernel has begun");
         switch_often(&counts);
         wait_for(&counts, 0x1001);
@@ -170,13 +205,13 @@ mod tests {
     fn what_is_found_of_a_kernel_that_has_ended_does_not_count() {
         let (go, wait) = channel::<()>();
         let (wait, (done, ended)) = (Mutex::new(wait), channel::<()>());
-        let counts = Arc::new(FlushCounts::new(move |_| {
+        let counts = Arc::new(FlushCounts::new(move |_, _| {
             let _ = wait.lock().expect("one search").recv();
             let _ = done.send(());
             Some(0x1000)
         }));
         switch_often(&counts);
-        counts.heed(&vcpu(false));
+        counts.heed(&vcpu(false), &ram());
         go.send(()).expect("a search");
         ended.recv().expect("a search");
         // The search has its own handle until it has ended.

@@ -85,7 +85,7 @@ use claims::ClaimedRegions;
 use contract::{Failure, TranslatedCode, VcpuEvent, Whose};
 use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
-pub use flush_counts::FlushCounts;
+pub use flush_counts::{FlushCounts, RunningKernel};
 use in_service::InServiceReads;
 use jit::Level;
 pub use known_blocks::{KnownBlocks, translate_noted};
@@ -259,7 +259,7 @@ impl Fast {
     fn synchronize(&mut self) -> Result<(), Error> {
         self.follow_record();
         let (counts, vcpu) = (&self.machine.counts, &self.cpu.vcpu);
-        counts.heed(vcpu);
+        counts.heed(vcpu, self.board.ram());
         let mut selection = self.selection();
         if !self.slots.has(selection.pcid) {
             let word = |gva| narrow::kernel_word(vcpu, self.board.ram(), gva);

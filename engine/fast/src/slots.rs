@@ -359,7 +359,7 @@ impl<W: Process> Slots<W> {
             },
         };
         if pcid != 0 && space.root == root(roots) {
-            self.counts.note_switch(&self.ram);
+            self.counts.note_switch();
         }
         space.pcid = Some(pcid);
         // Before the comparison, which marks pages as used.

@@ -10,7 +10,7 @@ mod types;
 use std::{thread, time::Duration};
 
 use ram::Ram;
-use vmm::Inspector;
+use vmm::{Inspector, RunningKernel};
 use x86::{
     control::{cr0, cr4, efer},
     paging::Roots,
@@ -20,7 +20,11 @@ pub use maps::{MappedFile, VmaLayout};
 pub use symbols::Symbols;
 pub use types::{Form, Parameter, Types};
 
-use crate::{memory, stopped::StoppedVcpus, vmcoreinfo::VmCoreInfo};
+use crate::{
+    memory::{self, KernelMemory},
+    stopped::StoppedVcpus,
+    vmcoreinfo::VmCoreInfo,
+};
 
 /// Where the kernel's image is mapped (GVA), by its architecture.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
@@ -28,6 +32,11 @@ const IMAGE: u64 = 0xffff_ffff_8000_0000;
 const BREATH: Duration = Duration::from_millis(20);
 /// Bytes of a name of a task, with its zero.
 const COMM: usize = 16;
+
+/// Where the Linux kernel that runs counts its flushes; for [`vmm::FlushCounts`].
+pub fn flush_counts(ram: &Ram, kernel: RunningKernel) -> Option<u64> {
+    LinuxKernel::running(ram, kernel).and_then(|kernel| kernel.flush_counts()).ok()
+}
 
 /// Why the guest's kernel cannot be inspected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,16 +114,33 @@ impl LinuxKernel {
     /// [`KernelError`] says what is missing.
     pub fn find(ram: &Ram) -> Result<Self, KernelError> {
         let info = VmCoreInfo::find(ram).ok_or(KernelError::VmCoreInfo)?;
-        let roots = roots(&info)?;
-        let symbols = Symbols::read(ram, roots, &info)?;
+        Self::describe(KernelMemory::All(ram, roots(&info)?), &info)
+    }
+
+    /// The kernel that a vCPU runs. A program can write a description of another kernel into its own memory. So all that is read are
+    /// constants of the kernel that runs, by its own page tables, and its entry of system calls has to be where they say.
+    ///
+    /// # Errors
+    /// [`KernelError`] says what is missing or wrong.
+    pub fn running(ram: &Ram, kernel: RunningKernel) -> Result<Self, KernelError> {
+        let info = VmCoreInfo::find(ram).ok_or(KernelError::VmCoreInfo)?;
+        let found = Self::describe(KernelMemory::Constants(ram, kernel), &info)?;
+        match found.symbols.require("entry_SYSCALL_64")? == kernel.entry {
+            true => Ok(found),
+            false => Err(KernelError::Symbols("they are not those of the kernel that runs")),
+        }
+    }
+
+    fn describe(memory: KernelMemory<'_>, info: &VmCoreInfo) -> Result<Self, KernelError> {
+        let symbols = Symbols::read(memory, info)?;
         let [start, stop] = ["__start_BTF", "__stop_BTF"].map(|name| symbols.require(name));
-        let types = Types::read(ram, roots, start?, stop?)?;
+        let types = Types::read(memory, start?, stop?)?;
         // Since 6.2 the current task is the first of the variables that CPUs use most.
         let current = symbols.require("pcpu_hot").or_else(|_| symbols.require("current_task"))?;
         let member = |name| types.offset("task_struct", name);
         let task = TaskLayout { pid: member("pid")?, tgid: member("tgid")?, comm: member("comm")? };
         let tables = TablesLayout::of(&types).ok();
-        Ok(Self { symbols, types, roots, current, task, tables })
+        Ok(Self { symbols, types, roots: memory.roots(), current, task, tables })
     }
 
     /// Finds the kernel in a machine's memory. With `wait` it searches until there is one or the reader is `gone`, and the machine

@@ -5,11 +5,8 @@ use std::{
     ops::Range,
 };
 
-use ram::Ram;
-use x86::paging::Roots;
-
 use super::KernelError;
-use crate::{memory, vmcoreinfo::VmCoreInfo};
+use crate::{memory::KernelMemory, vmcoreinfo::VmCoreInfo};
 
 /// Symbols at the most: a kernel has some 150 000.
 const MOST: u32 = 2_000_000;
@@ -87,8 +84,8 @@ enum OffsetBase {
 
 impl Symbols {
     /// Reads them.
-    pub(super) fn read(ram: &Ram, roots: Roots, info: &VmCoreInfo) -> Result<Self, KernelError> {
-        let table = Table::read(ram, roots, &KallsymsLayout::of(info)?)?;
+    pub(super) fn read(memory: KernelMemory<'_>, info: &VmCoreInfo) -> Result<Self, KernelError> {
+        let table = Table::read(memory, &KallsymsLayout::of(info)?)?;
         let start = info.symbol("_stext").ok_or(KernelError::Key("SYMBOL(_stext)"))?;
         // Two ways to say an address have been in use; this symbol tells which it is.
         let found = [true, false].map(|signed| table.symbols(signed));
@@ -138,14 +135,13 @@ impl Symbols {
 }
 
 impl Table {
-    fn read(ram: &Ram, roots: Roots, places: &KallsymsLayout) -> Result<Self, KernelError> {
+    fn read(memory: KernelMemory<'_>, places: &KallsymsLayout) -> Result<Self, KernelError> {
         let bytes = |gva, len: u64| {
             let mut bytes = vec![0; len as usize];
-            let read = memory::read(ram, roots, gva, &mut bytes) == bytes.len();
+            let read = memory.read(gva, &mut bytes) == bytes.len();
             read.then_some(bytes).ok_or(KernelError::Symbols("it is not all in memory"))
         };
-        let word =
-            |gva| memory::word(ram, roots, gva).ok_or(KernelError::Symbols("it is not in memory"));
+        let word = |gva| memory.word(gva).ok_or(KernelError::Symbols("it is not in memory"));
         let count = word(places.count)? as u32;
         let len = places.tokens.checked_sub(places.names).filter(|len| *len <= MOST_BYTES);
         let len = len.ok_or(KernelError::Symbols("its parts are in another order"))?;

@@ -3,13 +3,9 @@
 //! Only what is asked for is decoded: where a member lies in a structure. The bytes are the guest's, so nothing in them is believed
 //! to be inside of them.
 
-use std::collections::HashMap;
-
-use ram::Ram;
-use x86::paging::Roots;
-
 use super::KernelError;
-use crate::memory;
+use crate::memory::KernelMemory;
+use std::collections::HashMap;
 
 /// Bytes at the most: Debian's kernels have some five million.
 const MOST: u64 = 64 << 20;
@@ -67,15 +63,14 @@ pub enum Form {
 impl Types {
     /// Reads them.
     pub(super) fn read(
-        ram: &Ram,
-        roots: Roots,
+        memory: KernelMemory<'_>,
         start: u64,
         stop: u64,
     ) -> Result<Self, KernelError> {
         let wrong = |problem: &str| KernelError::Types(problem.to_owned());
         let len = stop.checked_sub(start).filter(|len| *len <= MOST);
         let mut bytes = vec![0; len.ok_or_else(|| wrong("its size"))? as usize];
-        if memory::read(ram, roots, start, &mut bytes) != bytes.len() {
+        if memory.read(start, &mut bytes) != bytes.len() {
             return Err(wrong("it is not all in memory"));
         }
         Self::of_bytes(bytes).ok_or_else(|| wrong("its form"))

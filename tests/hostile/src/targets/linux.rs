@@ -2,6 +2,7 @@
 
 use inspect::linux::{LinuxKernel, VmaLayout};
 use ram::Ram;
+use vmm::RunningKernel;
 
 use fuzzer::Target;
 
@@ -22,7 +23,7 @@ const DATA: usize = 0x8000;
 const CODE: usize = 0x9000;
 const END: usize = 0xa000;
 /// Symbols in its code, 64 bytes from each to the next.
-const FUNCTIONS: [&str; 17] = [
+const FUNCTIONS: [&str; 18] = [
     "begin_new_exec",
     "do_exit",
     "wake_up_new_task",
@@ -40,6 +41,7 @@ const FUNCTIONS: [&str; 17] = [
     "_etext",
     "__syscall_meta__openat",
     "__syscall_meta__read",
+    "entry_SYSCALL_64",
 ];
 const STRUCTURES: [(&str, &[&str]); 11] = [
     ("task_struct", &["pid", "tgid", "comm", "tasks", "mm", "fs"]),
@@ -168,7 +170,9 @@ fn run(bytes: &[u8]) {
         kernel.symbols.before(at);
         kernel.symbols.around(at);
     }
-    let _ = kernel.flush_counts();
+    let running = RunningKernel { roots: kernel.roots(), image: TABLES[1] | 3, entry: gva(CODE) };
+    let running = LinuxKernel::running(&ram, running);
+    let _ = running.and_then(|kernel| kernel.flush_counts());
     for task in kernel.processes(&ram).iter().take(100) {
         kernel.tables_of(&ram, task);
         let Ok(layout) = VmaLayout::of(&kernel) else { continue };
@@ -181,6 +185,7 @@ fn run(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use x86_interp::GuestRam;
 
     /// Inputs that are no kernel at all attack nothing.
     #[test]
@@ -192,5 +197,29 @@ mod tests {
         assert_eq!(kernel.processes(&ram).len(), 1);
         assert_eq!(kernel.types.parameters("f").len(), 2);
         VmaLayout::of(&kernel).unwrap_or_else(|unknown| panic!("{unknown}"));
+    }
+
+    /// A program can describe a kernel of its own in memory of its own.
+    #[test]
+    fn what_could_have_been_written_describes_no_kernel_that_runs() {
+        let ram = Ram::new(2 << 20).expect("memory");
+        ram.write_gpa(0, &image()).expect("there is room");
+        let kernel = LinuxKernel::find(&ram).unwrap_or_else(|unknown| panic!("{unknown}"));
+        let entry = kernel.symbols.find("entry_SYSCALL_64").expect("it is one of them");
+        let [_, middle, low] = TABLES;
+        let runs_by = |image, entry| {
+            let running = RunningKernel { roots: kernel.roots(), image, entry };
+            LinuxKernel::running(&ram, running).is_ok()
+        };
+        let running = |entry| runs_by(middle | 3, entry);
+        assert!(!running(entry), "the kernel can write it");
+        ram.store64(low, 0x81);
+        assert!(running(entry));
+        assert!(!running(entry + 64), "another kernel's entry");
+        assert!(!running(entry.wrapping_sub(1 << 30)), "far from the kernel that runs");
+        ram.store64(low, 0x85);
+        ram.store64(middle + 510 * 8, low | 7);
+        assert!(!runs_by(middle | 7, entry), "programs can read it");
+        assert!(!runs_by(0, entry), "it is not mapped");
     }
 }
