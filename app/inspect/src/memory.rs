@@ -1,5 +1,7 @@
 //! Guest memory, without the guest noticing: no page-table entry is marked as used.
 
+use std::ops::Range;
+
 use contract::GuestRam;
 use ram::Ram;
 use vmm::RunningKernel;
@@ -11,18 +13,27 @@ use x86::{
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
+/// The GVAs at which a kernel's image can be mapped. Modules and BPF programs lie elsewhere.
+pub(crate) const IMAGES: Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
+/// How far a kernel's constants may be from its code, in bytes.
+const NEAR: u64 = 128 << 20;
 
 /// Walks page tables without setting accessed or dirty bits.
-struct ReadOnlyWalk<'a>(&'a Ram);
+struct ReadOnlyWalk<'a> {
+    ram: &'a Ram,
+    /// An entry that is known, and need not be in memory any more: its GPA and its value.
+    known: Option<(u64, u64)>,
+}
 
 impl WalkMemory for ReadOnlyWalk<'_> {
     fn read_u64(&mut self, gpa: u64) -> u64 {
-        let mut ram = self.0;
-        WalkMemory::read_u64(&mut ram, gpa)
+        match self.known {
+            Some((at, entry)) if at == gpa => entry,
+            _ => WalkMemory::read_u64(&mut self.ram, gpa),
+        }
     }
     fn read_u32(&mut self, gpa: u64) -> u32 {
-        let mut ram = self.0;
-        WalkMemory::read_u32(&mut ram, gpa)
+        WalkMemory::read_u32(&mut self.ram, gpa)
     }
     fn cas_u64(&mut self, _: u64, _: u64, _: u64) -> bool {
         true
@@ -48,7 +59,9 @@ pub fn translate(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
         return None;
     }
     let access = Access { smap_override: true, ..Access::default() };
-    paging::walk(&mut ReadOnlyWalk(ram), roots, gva, access).ok().map(|found| found.gpa)
+    paging::walk(&mut ReadOnlyWalk { ram, known: None }, roots, gva, access)
+        .ok()
+        .map(|found| found.gpa)
 }
 
 /// `len` bytes at `address`, cut at the borders of pages: address and length of each piece.
@@ -67,7 +80,7 @@ pub fn read(ram: &Ram, roots: Roots, gva: u64, data: &mut [u8]) -> usize {
     read_by(ram, gva, data, |at| translate(ram, roots, at))
 }
 
-/// The same with GPAs that are found so.
+/// Reads bytes at a GVA; how many could be read. `translate` finds the GPA of the beginning of each piece.
 fn read_by(ram: &Ram, gva: u64, data: &mut [u8], translate: impl Fn(u64) -> Option<u64>) -> usize {
     let mut done = 0;
     for (at, len) in pieces(gva, data.len()) {
@@ -103,14 +116,8 @@ pub fn write(ram: &Ram, roots: Roots, gva: u64, data: &[u8]) -> bool {
 
 /// A little-endian word at a GVA.
 pub fn word(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    (read(ram, roots, gva, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    KernelMemory::All(ram, roots).word(gva)
 }
-
-/// How far a kernel's constants may be from its code, in bytes.
-const NEAR: u64 = 128 << 20;
-/// Where kernels' images can be (GVA), and modules and programs of BPF cannot.
-const IMAGES: std::ops::Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
 
 /// Memory in which a kernel describes itself.
 #[derive(Clone, Copy)]
@@ -144,13 +151,12 @@ impl KernelMemory<'_> {
     }
 }
 
-/// The GPA of a GVA in the image of a kernel, if neither the kernel nor a program can write the page.
+/// The GPA of a GVA in the image of a kernel, if the kernel cannot write the page and programs cannot reach it. The process whose
+/// top page table leads there may have ended meanwhile.
 fn constant(ram: &Ram, kernel: RunningKernel, gva: u64) -> Option<u64> {
     let roots = Roots { cr0: kernel.roots.cr0 | cr0::WP, ..kernel.roots };
-    let walk = |access| {
-        let mut memory = ImageWalk { tables: ReadOnlyWalk(ram), kernel };
-        paging::walk(&mut memory, roots, gva, access).ok()
-    };
+    let known = Some(((roots.cr3 & paging::ADDRESS) + RunningKernel::IMAGE * 8, kernel.image));
+    let walk = |access| paging::walk(&mut ReadOnlyWalk { ram, known }, roots, gva, access).ok();
     let is_in_image = IMAGES.contains(&gva) && gva.abs_diff(kernel.entry) < NEAR;
     let writes = Access { write: true, smap_override: true, ..Access::default() };
     let others = || walk(writes).or_else(|| walk(Access { user: true, ..Access::default() }));
@@ -158,31 +164,6 @@ fn constant(ram: &Ram, kernel: RunningKernel, gva: u64) -> Option<u64> {
         return None;
     }
     walk(Access { smap_override: true, ..Access::default() }).map(|found| found.gpa)
-}
-
-/// Walks the tables of a kernel's image, though the process may have ended whose top table leads there.
-struct ImageWalk<'a> {
-    tables: ReadOnlyWalk<'a>,
-    kernel: RunningKernel,
-}
-
-impl WalkMemory for ImageWalk<'_> {
-    fn read_u64(&mut self, gpa: u64) -> u64 {
-        let top = self.kernel.roots.cr3 & paging::ADDRESS;
-        if gpa == top + RunningKernel::IMAGE * 8 {
-            return self.kernel.image;
-        }
-        self.tables.read_u64(gpa)
-    }
-    fn read_u32(&mut self, gpa: u64) -> u32 {
-        self.tables.read_u32(gpa)
-    }
-    fn cas_u64(&mut self, _: u64, _: u64, _: u64) -> bool {
-        true
-    }
-    fn cas_u32(&mut self, _: u64, _: u32, _: u32) -> bool {
-        true
-    }
 }
 
 /// Text at a GVA that ends with a zero, or after `most` bytes.

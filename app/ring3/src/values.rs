@@ -174,7 +174,7 @@ pub struct EngineArguments {
     /// For comparison.
     #[arg(long, value_enum, default_value_t = Halted::Look, hide_short_help = true)]
     pub halted: Halted,
-    /// How it is known, at a switch among many processes, what the page tables of a process still say
+    /// How ring3 learns, at a switch among many processes, which mappings of a process are still right
     ///
     /// For comparison, and to narrow down a failure. With more processes than Linux has identifiers of address spaces each switch is a
     /// flush. Linux counts what it has taken back of a process's memory. What was right at the same count is right still.
@@ -260,7 +260,7 @@ impl EngineArguments {
         }
     }
 
-    /// How it is known at a switch what page tables still say.
+    /// How the engine learns, at a switch to a process, which of its mappings are still right.
     pub fn switches(&self) -> Switches {
         match self.switches {
             SwitchesChoice::Counted => Switches::Counted,
@@ -392,14 +392,14 @@ pub enum Halted {
     Sleep,
 }
 
-/// How it is known at a switch what page tables still say.
+/// How ring3 learns, at a switch to a process, which of its mappings are still right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SwitchesChoice {
-    /// By the count of the guest's kernel, where its symbols and types say where that is
+    /// From the count of flushes that the guest's kernel keeps, if the kernel has symbols and types to find the count by
     Counted,
-    /// What is mapped is compared with page tables each time
+    /// By comparing all that is mapped with page tables at each switch
     Compared,
-    /// It is compared each time, and the machine fails if the count was wrong
+    /// By comparing at each switch, and the machine fails if the kernel's count was wrong
     Checked,
 }
 

@@ -143,7 +143,7 @@ pub struct Host {
     pub messages: Option<MessageFilter>,
     /// Blocks of the kernel's code that are known, or are to be noted.
     pub known_blocks: Arc<KnownBlocks>,
-    /// Where the guest's kernel counts its flushes.
+    /// Finds out where in its memory the guest's kernel counts the flushes of its TLBs.
     pub flush_counts: FlushCounts,
     /// For each vCPU the locks by which it takes turns with the vCPUs of other machines. A vCPU without locks takes no turns.
     pub turns: Vec<Box<dyn host::Locks>>,

@@ -10,7 +10,6 @@
 use crate::slots::{Selection, root};
 use ram::Ram;
 use std::{
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -24,7 +23,7 @@ use x86::{
     paging::{Roots, WalkMemory},
 };
 
-/// Switches with a comparison before the kernel is searched.
+/// After so many switches that took a comparison, the kernel is searched for its counts.
 const SWITCHES: u64 = 4096;
 
 /// Says where a kernel has its counts.
@@ -33,16 +32,16 @@ type Finder = dyn Fn(&Ram, RunningKernel) -> Option<u64> + Send + Sync;
 /// The kernel that a vCPU runs.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningKernel {
-    /// Page tables. They are a process's, which may end.
+    /// Page tables. They are those of a process, which may end.
     pub roots: Roots,
-    /// The entry of the top page table by which the kernel's image is mapped. What it leads to stays.
+    /// The entry of the top page table that maps the kernel's image. The tables behind this entry outlive the process.
     pub image: u64,
     /// The entry of system calls (GVA).
     pub entry: u64,
 }
 
 impl RunningKernel {
-    /// Index of the entry of the top page table by which kernels' images are mapped.
+    /// Index, in a top page table, of the entry that maps the kernel's image.
     pub const IMAGE: u64 = 511;
 
     fn of(vcpu: &Vcpu, mut ram: &Ram) -> Self {
@@ -56,7 +55,7 @@ impl RunningKernel {
 #[derive(Default)]
 pub struct FlushCounts {
     finder: Option<Arc<Finder>>,
-    /// Switches of this kernel's that took a comparison.
+    /// How many of this kernel's switches took a comparison.
     switches: AtomicU64,
     /// This kernel has been searched.
     searched: AtomicBool,
@@ -66,23 +65,17 @@ pub struct FlushCounts {
     ended: Mutex<u64>,
 }
 
-impl fmt::Debug for FlushCounts {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.debug_struct("FlushCounts").field("offset", &self.offset).finish_non_exhaustive()
-    }
-}
-
 impl FlushCounts {
-    /// They are to be found so, by a thread of their own. The finder returns where the kernel has `cpu_tlbstate.ctxs`, relative to GS, or
-    /// `None` if the kernel does not count so. It must not believe what a program may have written: who is believed can have
-    /// flushes left out.
+    /// The counts are to be found by this finder, which runs in a thread of its own. The finder returns where the kernel has
+    /// `cpu_tlbstate.ctxs`, relative to GS, or `None` if the kernel does not count so. The finder must not believe what a program may
+    /// have written: who is believed can have flushes left out.
     pub fn new(
         finder: impl Fn(&Ram, RunningKernel) -> Option<u64> + Send + Sync + 'static,
     ) -> Self {
         Self { finder: Some(Arc::new(finder)), ..Self::default() }
     }
 
-    /// Where they are, relative to GS; zero if that is not known.
+    /// Where the counts are, relative to GS; zero if that is not known.
     pub(crate) fn offset(&self) -> u64 {
         self.offset.load(Ordering::Relaxed)
     }
@@ -103,7 +96,10 @@ impl FlushCounts {
             self.offset.store(0, Ordering::Relaxed);
             self.searched.store(false, Ordering::Relaxed);
             self.switches.store(0, Ordering::Relaxed);
-        } else if vcpu.cpl() == 0 && !self.searched.swap(true, Ordering::Relaxed) {
+        } else if vcpu.cpl() == 0
+            && !self.searched.load(Ordering::Relaxed)
+            && !self.searched.swap(true, Ordering::Relaxed)
+        {
             self.search(ram.clone(), RunningKernel::of(vcpu, ram));
         }
     }
@@ -123,7 +119,7 @@ impl FlushCounts {
         let _ = thread::Builder::new().name("flush-counts".to_owned()).spawn(search);
     }
 
-    /// They are known to be here.
+    /// Counts that are known to be here.
     #[cfg(test)]
     pub(crate) fn at(offset: u64) -> Self {
         Self { offset: offset.into(), ..Self::default() }
@@ -141,12 +137,9 @@ impl FlushCounts {
         word: impl Fn(u64) -> Option<u64>,
     ) -> Option<SpaceVersion> {
         let bases = [vcpu.seg[x86::seg::GS].base, vcpu.kernel_gs_base];
-        let places =
-            SpaceVersion::places(self.offset(), bases, selected.pcid).filter(|_| vcpu.cpl() == 0);
-        let [owner, flushes] = places?;
-        let owner = word(owner).filter(|owner| *owner != 0)?;
-        let root = root(selected.roots);
-        Some(SpaceVersion { root, owner, flushes: word(flushes)? })
+        let space = (selected.pcid, root(selected.roots));
+        let in_kernel = vcpu.cpl() == 0;
+        in_kernel.then(|| SpaceVersion::read(space, self.offset(), bases, word)).flatten()
     }
 }
 
@@ -177,7 +170,7 @@ mod tests {
     fn wait_for(counts: &FlushCounts, offset: u64) {
         let begin = Instant::now();
         while counts.offset() != offset {
-            assert!(begin.elapsed() < Duration::from_secs(10), "{counts:?}");
+            assert!(begin.elapsed() < Duration::from_secs(10), "{:#x}", counts.offset());
             thread::yield_now();
         }
     }

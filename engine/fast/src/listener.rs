@@ -12,13 +12,13 @@ pub struct Listener {
     pub told: Vec<MapCommand>,
     /// What it says it has mapped, when it is asked next.
     pub made: Vec<MapReport>,
-    /// The version at which guest code may go on here.
+    /// The version at which the monitor lets guest code go on here.
     pub version: Cell<Option<SpaceVersion>>,
-    /// The version at which guest code has left it.
+    /// The version at which guest code has left this process's space, as wedges tell.
     pub left: Cell<Option<SpaceVersion>>,
-    /// There is something new in `left` or in `its_move`.
+    /// Whether wedges say that something is new in `left` or in `its_move`.
     pub moved: Cell<bool>,
-    /// What they have done with this one's.
+    /// What wedges have done with the identifier of this process's space, if anything.
     pub its_move: Cell<Option<Move>>,
 }
 

@@ -39,7 +39,7 @@ pub struct Machine {
     searches: bool,
     /// Blocks of the kernel that an earlier machine has run, or where those of this machine are noted.
     known: Arc<KnownBlocks>,
-    /// Where the guest's kernel counts its flushes.
+    /// Where in its memory the guest's kernel counts the flushes of its TLBs, once that has been found out.
     pub(crate) counts: Arc<FlushCounts>,
     translations: Mutex<Vec<Weak<Translation>>>,
     pub(crate) scans: ScanCache,
@@ -63,8 +63,8 @@ impl Machine {
     }
 
     /// A machine of so many vCPUs, run as the options say. `known`: blocks of the kernel that an earlier machine has run, or where
-    /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own. `counts`: where the guest's
-    /// kernel counts its flushes.
+    /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own. `counts` finds out
+    /// where the guest's kernel counts its flushes.
     #[must_use]
     pub fn with(
         vcpus: usize,

@@ -25,15 +25,15 @@ pub enum Scattered {
     Always,
 }
 
-/// How it is known, at a switch to a process whose process-context identifier another one has had, what its page tables still say.
+/// How the engine learns, at a switch to a process whose identifier others have had meanwhile, which of its mappings are still right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Switches {
-    /// By the count of flushes that the guest's kernel keeps, where it keeps one.
+    /// From the count of flushes that the guest's kernel keeps. Where the kernel keeps none, from a comparison.
     #[default]
     Counted,
-    /// By a comparison each time.
+    /// From a comparison with page tables at each such switch.
     Compared,
-    /// By a comparison each time, and the engine fails if the count is wrong.
+    /// The same, and the engine fails if the kernel's count was wrong.
     Checked,
 }
 
@@ -70,7 +70,7 @@ pub struct Options {
     pub strict: bool,
     /// Wedges ring no doorbells of devices, and take no interrupts.
     pub leave_bells: bool,
-    /// How it is known at a switch what page tables still say.
+    /// How the engine learns, at a switch to a process, which of its mappings are still right.
     pub switches: Switches,
     /// Protection keys are left alone, as if the host had none.
     pub without_keys: bool,

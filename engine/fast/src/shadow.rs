@@ -69,7 +69,7 @@ const _: () = assert!(wedge_abi::EMPTY_PAGE == ram::EMPTY_PAGE);
 const _: () = assert!(wedge_abi::CODE_MARKS == ram::MADE);
 const _: () = assert!(wedge_abi::COPIED_PAGE == ram::COPIED_PAGE);
 
-/// So long a comparison with page tables counts. Linux clears accessed bits without counting, and a comparison sets them again.
+/// How long a comparison with page tables is relied on. Linux clears accessed bits without counting, and a comparison sets them again.
 const COUNTS: Duration = Duration::from_secs(1);
 
 /// What a page fault came to.
@@ -108,9 +108,9 @@ pub struct Space<W = Wedge> {
     code: CodePages,
     /// There was a flush of everything while nothing ran here.
     stale: bool,
-    /// The version of the page tables when it was compared with them last, and when that was.
+    /// The version of the page tables up to which this space is right, and when the space was last compared with page tables.
     compared: Option<(SpaceVersion, Instant)>,
-    /// Since when it has been other than page tables of the same version say ([`Space::check`]).
+    /// When a check first found that page tables of the same version say something else ([`Space::check`]).
     doubted: Option<Instant>,
     /// Whether mappings suffice.
     pressure: Pressure,
@@ -211,25 +211,26 @@ impl<W: Process> Space<W> {
         self.mapper.wedge().publish(self.pcid.filter(|_| may));
     }
 
-    /// Guest code may go on here whenever a wedge loads page tables of the version that they had at the last comparison.
+    /// Tells wedges at which version of the page tables guest code may go on here, or, without `passing`, that it may not.
     pub(crate) fn publish_version(&self, passing: bool) {
         let may = passing && self.mapper.mappings().near().is_known();
         self.mapper.wedge().publish_version(self.version().filter(|_| may));
     }
 
-    /// The version of the page tables that say what is mapped here; `None` if that is not known, or was found out too long ago.
+    /// The version of the page tables at which this space is right; `None` if nobody knows, or if the last comparison is too old.
     pub(crate) fn version(&self) -> Option<SpaceVersion> {
         let (version, then) = self.compared?;
         (self.is_of(version) && then.elapsed() < COUNTS).then_some(version)
     }
 
-    /// The space was compared with page tables of this version, however long ago.
+    /// Whether this space is right at this version of the page tables, however old the last comparison is.
     pub(crate) fn is_of(&self, version: SpaceVersion) -> bool {
         let same = self.compared.is_some_and(|(known, _)| known == version);
         same && !self.stale && version.root == self.root
     }
 
-    /// Guest code has left it at a later version of the same page tables: it has flushed here all that was taken back until then.
+    /// Follows guest code that has left this space at a later version of the same page tables. By then it had flushed here all that was
+    /// taken back.
     pub(crate) fn follow_version(&mut self) {
         let (Some((known, _)), Some(left)) = (&mut self.compared, self.mapper.wedge().left())
         else {

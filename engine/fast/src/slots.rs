@@ -50,7 +50,7 @@ const UPPER_HALF: u64 = 1 << 63;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// How often it is published anew which parked slots wedges can go on in, if nothing has become of them.
+/// So old may get what is published of parked slots, while nothing changes in them.
 const REFRESH: Duration = Duration::from_millis(100);
 
 /// What CR3 selects.
@@ -106,11 +106,11 @@ pub struct Slots<W = Wedge> {
     probed: Probed,
     /// What wedges have said they have mapped since it was looked at what that takes.
     claims: usize,
-    /// Switches that need a comparison are told of here.
+    /// Where the guest's kernel counts its flushes; switches that took a comparison are noted there.
     counts: Arc<FlushCounts>,
-    /// Spaces that need none are compared all the same, to see whether that is so.
+    /// Slots that are right by the kernel's count are compared with page tables all the same.
     checks: bool,
-    /// When it was published in which parked slots wedges can go on; `None` if it may be others by now.
+    /// When wedges were last told in which parked slots they can go on; `None` if something may have changed since.
     published: Option<Instant>,
 }
 
@@ -147,7 +147,7 @@ impl<W: Process> Slots<W> {
         }
     }
 
-    /// Has switches that need a comparison counted here from now on. With `checks` those that need none have one, too.
+    /// The guest's kernel counts its flushes there. With `checks`, slots that are right by that count are compared all the same.
     pub(crate) fn count_by(&mut self, counts: Arc<FlushCounts>, checks: bool) {
         (self.counts, self.checks) = (counts, checks);
     }
@@ -177,7 +177,7 @@ impl<W: Process> Slots<W> {
         Ok(())
     }
 
-    /// Whether there is a slot for a process-context identifier.
+    /// Whether guest code may run in a slot that has this process-context identifier.
     pub(crate) fn has(&self, pcid: u64) -> bool {
         self.spaces.iter().any(|space| space.pcid == Some(pcid))
     }
@@ -276,9 +276,10 @@ impl<W: Process> Slots<W> {
         let may_pass = |space: &Space<W>| passing && !self.held_back.contains(&space.root);
         let counting = self.counts.offset() != 0 && !self.checks;
         for space in &self.spaces {
-            space.publish(may_pass(space));
+            let passing = may_pass(space);
+            space.publish(passing);
             if counting {
-                space.publish_version(may_pass(space));
+                space.publish_version(passing);
             }
         }
         if counting && self.published.is_none_or(|then| then.elapsed() > REFRESH) {
@@ -287,7 +288,7 @@ impl<W: Process> Slots<W> {
         }
     }
 
-    /// Wedges have gone on with identifiers of their own choice: some parked slots have one now, and others have lost theirs.
+    /// Follows what wedges have done: they have given identifiers to parked slots, and taken them from other slots.
     fn follow_moves(&mut self) {
         let mut all: Vec<_> = self.parked.drain(..).chain(self.spaces.drain(..)).collect();
         all.iter_mut().for_each(|space| space.follow_version());

@@ -277,23 +277,15 @@ fn load_space(cx: &mut Context<'_>) -> Option<Next> {
 fn leave_space(vcpu: &mut VcpuPage, number: u64, next: u64) {
     let cr3 = vcpu.regs.cr3;
     if (cr3 ^ next) & PCID != 0 {
-        let info = vcpu.exit.info;
         turns::leave_space(vcpu, number, cr3 & !PCID, cr3 & PCID);
-        vcpu.exit.info = info;
     }
 }
 
 /// The wedge with the space of this CR3, if the space needs no flush. The space that is loaded already always does: the flush is
 /// all that the guest can want.
 fn up_to_date(vcpu: &mut VcpuPage, cr3: u64) -> Option<usize> {
-    if (cr3 ^ vcpu.regs.cr3) & !PCID == 0 {
-        return None;
-    }
-    let info = vcpu.exit.info;
-    let to = turns::take_over(vcpu, cr3 & !PCID, cr3 & PCID);
-    // A failed look has left its mark there.
-    vcpu.exit.info = info;
-    to
+    let is_loaded = (cr3 ^ vcpu.regs.cr3) & !PCID == 0;
+    if is_loaded { None } else { turns::take_over(vcpu, cr3 & !PCID, cr3 & PCID) }
 }
 
 /// An interrupt is due as soon as interrupts are enabled.

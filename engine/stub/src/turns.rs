@@ -26,17 +26,19 @@ pub fn holder(pcid: u64) -> Option<usize> {
     whose_turn().spaces.iter().position(holds)
 }
 
-/// The version of the space that the guest's kernel has written down for a PCID, with this top page table (GPA).
+/// The version that the guest's kernel has written down for a PCID, of the space with this top page table (GPA).
 fn version(vcpu: &mut VcpuPage, root: u64, pcid: u64) -> Option<SpaceVersion> {
     let counts = whose_turn().counts.load(Ordering::Relaxed);
     let bases = [vcpu.regs.gs_base, vcpu.regs.kernel_gs_base];
-    let [owner, flushes] = SpaceVersion::places(counts, bases, pcid)?;
-    let owner = kernel_word(vcpu, owner).filter(|owner| *owner != 0)?;
-    Some(SpaceVersion { root, owner, flushes: kernel_word(vcpu, flushes)? })
+    let info = vcpu.exit.info;
+    let version = SpaceVersion::read((pcid, root), counts, bases, |at| kernel_word(vcpu, at));
+    // A word that could not be read has left its address there.
+    vcpu.exit.info = info;
+    version
 }
 
-/// Guest code leaves the space of a wedge, whose top page table (GPA) and PCID are these. It has flushed all that its kernel has
-/// counted by now.
+/// Guest code leaves the space of a wedge, which has this top page table (GPA) and PCID. Guest code has flushed there all that its
+/// kernel has counted so far.
 pub fn leave_space(vcpu: &mut VcpuPage, number: u64, root: u64, pcid: u64) {
     if let Some(version) = version(vcpu, root, pcid) {
         note_left(whose_turn(), number as usize, version);

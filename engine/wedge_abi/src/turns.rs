@@ -21,18 +21,18 @@ pub struct TurnsPage {
     /// By wedge, the PCID of the space it holds plus one: it can go on there by itself, the monitor has no
     /// orders for it. Zero if not.
     pub spaces: [AtomicU32; MAX_WEDGES + 1],
-    /// By wedge, the version of the space that it holds ([`SpaceVersion::words`]). If a page table is loaded at just this version,
-    /// the wedge can go on in the space, whatever its PCID was. Zeros if not.
+    /// By wedge, the version of its space ([`SpaceVersion::words`]) at which the wedge can go on there by itself, whatever PCID the
+    /// space had. Zeros if it cannot.
     pub versions: [[AtomicU64; SpaceVersion::WORDS]; MAX_WEDGES + 1],
-    /// By wedge, the version at which guest code has left its space last, if a wedge has seen that: all that was taken back until
-    /// then has been. Zeros if not.
+    /// By wedge, the version at which guest code last left its space. Guest code had flushed there all that was taken back until
+    /// then. Zeros if nobody has seen it leave.
     pub left: [[AtomicU64; SpaceVersion::WORDS]; MAX_WEDGES + 1],
     /// Where the guest's kernel has its count of flushes, relative to GS ([`SpaceVersion`]). Zero if nobody knows.
     pub counts: AtomicU64,
     /// Not zero: there is something new in `left` or in `moves`.
     pub moved: AtomicU32,
-    /// By wedge, what has become of the PCID of its space, at the hands of wedges, since the monitor has looked: it has this
-    /// one plus one, or none any more ([`LEFT`]). Zero if nothing has.
+    /// By wedge, what wedges have done with the PCID of its space since the monitor last looked. A PCID plus one: the space has
+    /// this PCID now. [`LEFT`]: another space has the PCID that this one had. Zero: nothing.
     pub moves: [AtomicU32; MAX_WEDGES + 1],
 }
 
@@ -43,7 +43,7 @@ pub const LEFT: u32 = u32::MAX;
 ///
 /// For each PCID a CPU has two words, in its `cpu_tlbstate.ctxs`. They say whose memory has this PCID (`ctx_id`), and how
 /// often translations of that memory had been taken back when this CPU last heard of it (`tlb_gen`). Linux writes both before it
-/// loads CR3 with a flush (`switch_mm_irqs_off`, `arch/x86/mm/tlb.c`). Whatever was taken back later has another count.
+/// loads CR3 with a flush (`switch_mm_irqs_off`, `arch/x86/mm/tlb.c`). Each translation that is taken back later raises the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceVersion {
     /// GPA of the top page table.
@@ -62,14 +62,26 @@ impl SpaceVersion {
     /// Bytes of the two words of a PCID.
     const STEP: u64 = 16;
 
-    /// Where the two words of a PCID are (GVA), in this order: whose memory, and the count. `counts` is where those of the first
-    /// PCID are, relative to the GS base. `bases` are the GS base and the one that SWAPGS would load. `None` if there are no words for
-    /// the PCID.
+    /// Reads the version that the guest's kernel has written down for a PCID, of the space with this top page table (GPA).
     ///
-    /// Programs choose a GS base, and the kernel's entry code runs with it for a moment. So there are none unless one base is in
-    /// the kernel's half and the other is not.
-    #[must_use]
-    pub const fn places(counts: u64, bases: [u64; 2], pcid: u64) -> Option<[u64; 2]> {
+    /// `counts` is the distance of PCID 1's words from the kernel's GS base. `bases` are the GS base, and the one that SWAPGS would
+    /// load. `word` reads the kernel's memory at a GVA. `None` if there is nothing to read, or if the PCID is nobody's.
+    pub fn read(
+        (pcid, root): (u64, u64),
+        counts: u64,
+        bases: [u64; 2],
+        mut word: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<Self> {
+        let [owner, flushes] = Self::places(counts, bases, pcid)?;
+        let owner = word(owner).filter(|owner| *owner != 0)?;
+        Some(Self { root, owner, flushes: word(flushes)? })
+    }
+
+    /// The GVAs of a PCID's two words: first the one that says whose memory it is, then the count. `None` if the PCID has no words.
+    ///
+    /// Programs choose a GS base, and the kernel's entry code runs with that base for a moment. So there are no words unless one
+    /// base is in the kernel's half and the other is not.
+    const fn places(counts: u64, bases: [u64; 2], pcid: u64) -> Option<[u64; 2]> {
         let [kernels, other] = bases;
         let is_kernels = kernels >> 63 == 1 && other >> 63 == 0;
         if counts == 0 || !is_kernels || pcid == 0 || pcid > Self::PCIDS {

@@ -1,5 +1,5 @@
-//! More processes than Linux has identifiers of address spaces take turns, on one CPU and on two. Whatever is done to a process's
-//! memory while others run, by its neighbours and by the kernel, is there when its turn comes.
+//! Twenty-four processes take turns, on one CPU and on two. Linux has six identifiers of address spaces for a CPU, so most switches are
+//! flushes. When a process has its turn, its memory is as its neighbours and the kernel have left it.
 
 use std::process::{Command, Stdio};
 

@@ -26,8 +26,6 @@ use crate::{
     vmcoreinfo::VmCoreInfo,
 };
 
-/// Where the kernel's image is mapped (GVA), by its architecture.
-const IMAGE: u64 = 0xffff_ffff_8000_0000;
 /// Pause between two searches for a kernel that is still to come.
 const BREATH: Duration = Duration::from_millis(20);
 /// Bytes of a name of a task, with its zero.
@@ -274,6 +272,6 @@ pub type Reader<'a> = &'a dyn Fn(u64, &mut [u8]) -> usize;
 fn roots(info: &VmCoreInfo) -> Result<Roots, KernelError> {
     let table = info.symbol("init_top_pgt").ok_or(KernelError::Key("SYMBOL(init_top_pgt)"))?;
     let base = info.number("phys_base").ok_or(KernelError::Key("NUMBER(phys_base)"))?;
-    let cr3 = table.wrapping_sub(IMAGE).wrapping_add(base as u64);
+    let cr3 = table.wrapping_sub(memory::IMAGES.start).wrapping_add(base as u64);
     Ok(Roots { cr0: cr0::PG, cr3, cr4: cr4::PAE, efer: efer::LMA | efer::NXE })
 }

@@ -3,9 +3,10 @@
 //! Only what is asked for is decoded: where a member lies in a structure. The bytes are the guest's, so nothing in them is believed
 //! to be inside of them.
 
+use std::collections::HashMap;
+
 use super::KernelError;
 use crate::memory::KernelMemory;
-use std::collections::HashMap;
 
 /// Bytes at the most: Debian's kernels have some five million.
 const MOST: u64 = 64 << 20;

@@ -21,7 +21,7 @@
 use super::{
     COUNTS, Pressure, Space,
     revalidation::{Revalidation, SAMPLE},
-    youth::FEW,
+    youth::{FEW, USER_ENTRIES},
 };
 use crate::process::Process;
 use ram::Ram;
@@ -34,8 +34,6 @@ use x86::{
 
 /// To drop more of the kernel's mappings than so many one by one is not worth it: a kernel that has none global.
 const MANY: usize = 256;
-/// Entries of a top page table that are for the user's memory.
-const USER_ENTRIES: u64 = 256;
 
 /// Who the page tables belong to that a space is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +82,8 @@ impl<W: Process> Space<W> {
         self.compare(ram, roots, owner)
     }
 
-    /// Compares what is mapped with page tables that count as those it was compared with last, and changes nothing. A kernel takes
-    /// pages back first and counts them then. So it is an error only if it has not counted for a long time.
+    /// Checks that what is mapped is right by these page tables, whose version says so, and changes nothing. A kernel takes pages back
+    /// first and counts that later. So a difference is an error only once the kernel has not counted it for [`COUNTS`].
     ///
     /// # Errors
     /// [`Error::Miscounted`] if the page tables do not say all of it any more.
@@ -140,7 +138,8 @@ impl<W: Process> Space<W> {
     /// is not recognized once another process uses the page of that table.
     pub fn is_left_behind(&self, ram: &Ram) -> bool {
         let mut memory = ram;
-        (0..USER_ENTRIES).all(|entry| memory.read_u64(self.root + entry * 8) & paging::P == 0)
+        (0..USER_ENTRIES as u64)
+            .all(|entry| memory.read_u64(self.root + entry * 8) & paging::P == 0)
     }
 
     /// Drops every mapping that is not global and not what the page tables say now.

@@ -129,8 +129,7 @@ impl<'a> Revalidation<'a> {
         self.mappings.kernel().iter().filter(stale).map(|(hva, _)| *hva).collect()
     }
 
-    /// A page of the user's (HVA) that is open, and not as the page tables say. What they say of a page that has not been accessed
-    /// counts, too.
+    /// A page of the user's (HVA) that is open, and that the page tables do not have so, accessed or not.
     pub(super) fn first_stale(&self) -> Option<u64> {
         let mut walker = Walker::new(self.ram, self.roots).with_unused();
         let stale = |(hva, page): &(&u64, &(u64, u64))| {

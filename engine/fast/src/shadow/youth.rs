@@ -19,8 +19,8 @@ const LONGEST: Duration = Duration::from_millis(12);
 const PER_PAGE: Duration = Duration::from_micros(20);
 /// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
 const AFTER_FORK: Duration = Duration::from_millis(1);
-/// Entries of a top page table that are for the user's memory.
-const USER_ENTRIES: usize = 256;
+/// How many entries of a top page table, from the first on, map user memory.
+pub(super) const USER_ENTRIES: usize = 256;
 /// Levels of tables below the top one.
 const LEVELS: u32 = 3;
 /// Present pages that a program may have that has just been loaded: what the kernel has put on its stack.

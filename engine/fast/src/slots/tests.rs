@@ -41,12 +41,17 @@ impl Guest {
             let table = top + level as u64 * PAGE;
             self.ram.store64(table + entry, (table + PAGE) | P | RW | US | A);
         }
-        for page in 0..COUNT {
-            let entry = top + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8;
-            self.ram.store64(entry, (memory + page * PAGE) | bits);
-        }
         let mode = efer::LME | efer::LMA | efer::NXE;
-        Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: mode }
+        let roots = Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: mode };
+        for page in 0..COUNT {
+            self.ram.store64(Self::entry(roots, page), (memory + page * PAGE) | bits);
+        }
+        roots
+    }
+
+    /// Where a page of a process's memory has its entry.
+    fn entry(roots: Roots, page: u64) -> u64 {
+        root(roots) + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8
     }
 
     /// Ends a process: clears the user entries of the process's top page table, as Linux does.
@@ -60,17 +65,25 @@ impl Guest {
         self.runs_at(roots, None)
     }
 
-    /// The same of a kernel that counts, and has taken back from the process's memory so often.
+    /// The guest loads a process's page table, with a flush.
+    fn loads(&mut self, roots: Roots, version: Option<SpaceVersion>) -> Result<(), Error> {
+        self.flushes(Flush::Space { pcid: PCID as u16 }, roots);
+        self.slots.select(Selection { pcid: PCID, roots, version }, &self.pages)
+    }
+
+    /// The guest flushes while these page tables are loaded.
+    fn flushes(&mut self, flush: Flush, roots: Roots) {
+        let record = Record { flushes: vec![flush], ..Record::default() };
+        self.slots.apply(&record, roots, PCID);
+    }
+
+    /// The same as [`Guest::runs`], of a kernel that counts, and has taken back from the process's memory so often.
     fn runs_counted(&mut self, roots: Roots, flushes: u64) -> bool {
         self.runs_at(roots, Some(version(roots, flushes)))
     }
 
     fn runs_at(&mut self, roots: Roots, version: Option<SpaceVersion>) -> bool {
-        let record =
-            Record { flushes: vec![Flush::Space { pcid: PCID as u16 }], ..Record::default() };
-        self.slots.apply(&record, roots, PCID);
-        let selection = Selection { pcid: PCID, roots, version };
-        self.slots.select(selection, &self.pages).expect("a slot");
+        self.loads(roots, version).expect("a slot");
         let space = self.slots.current().expect("a slot");
         let there = space.entries() >= COUNT as usize;
         let mapped = |page| {
@@ -236,16 +249,30 @@ fn a_program_with_the_page_table_and_the_identifier_of_another_is_new() {
 }
 
 impl Guest {
-    /// Its kernel counts, and it is known where. With `checks` the count is checked.
-    fn counting(checks: bool) -> Self {
+    /// A guest whose kernel counts, and two of its processes, of which the first has run. With `checks` the count is checked.
+    fn counting(checks: bool) -> (Self, [Roots; 2]) {
         let mut guest = Self::new();
         guest.slots.count_by(Arc::new(FlushCounts::at(8)), checks);
-        guest
+        let processes = [1, 2].map(|number| guest.process(number, A));
+        guest.runs_counted(processes[0], 7);
+        (guest, processes)
+    }
+
+    /// The other process runs, and a page of the first is taken back. Returns how often the first's slot has been given orders.
+    fn takes_back_from_parked(&mut self, [one, other]: [Roots; 2]) -> usize {
+        self.runs_counted(other, 7);
+        self.takes_back(one, 3);
+        self.told(one)
+    }
+
+    /// How many orders the slot of a process has had.
+    fn told(&self, roots: Roots) -> usize {
+        self.slot(roots).wedge().told.len()
     }
 
     /// A page of a process's is mapped nowhere from now on.
     fn takes_back(&self, roots: Roots, page: u64) {
-        self.ram.store64(root(roots) + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8, 0);
+        self.ram.store64(Self::entry(roots, page), 0);
     }
 
     /// The slot of a process.
@@ -257,24 +284,19 @@ impl Guest {
 /// As a TLB keeps what is not taken back: a kernel that counts has its pages compared with page tables when it has counted.
 #[test]
 fn what_counts_the_same_is_not_compared() {
-    let mut guest = Guest::counting(false);
-    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    let (mut guest, [one, other]) = Guest::counting(false);
+    let before = guest.takes_back_from_parked([one, other]);
     guest.runs_counted(one, 7);
-    guest.runs_counted(other, 7);
-    guest.takes_back(one, 3);
-    let before = guest.slot(one).wedge().told.len();
-    guest.runs_counted(one, 7);
-    assert_eq!(guest.slot(one).wedge().told.len(), before, "it counts the same");
+    assert_eq!(guest.told(one), before, "it counts the same");
     guest.runs_counted(other, 7);
     guest.runs_counted(one, 8);
-    assert!(guest.slot(one).wedge().told.len() > before, "it has counted");
+    assert!(guest.told(one) > before, "it has counted");
 }
 
 /// A process takes memory back, flushes it and counts: what wedges have seen of that is believed of its own memory alone.
 #[test]
 fn what_was_flushed_when_it_was_left_is_not_compared() {
-    let mut guest = Guest::counting(false);
-    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    let (mut guest, [one, other]) = Guest::counting(false);
     let leaves = |guest: &mut Guest, at: SpaceVersion| {
         let wedge = guest.slot(one).wedge();
         wedge.left.set(Some(at));
@@ -282,11 +304,10 @@ fn what_was_flushed_when_it_was_left_is_not_compared() {
         guest.slots.run(true, one).expect("it runs");
         guest.takes_back(one, at.flushes % COUNT);
         guest.runs_counted(other, 7);
-        let before = guest.slot(one).wedge().told.len();
+        let before = guest.told(one);
         guest.runs_counted(one, at.flushes);
-        guest.slot(one).wedge().told.len() == before
+        guest.told(one) == before
     };
-    guest.runs_counted(one, 7);
     assert!(leaves(&mut guest, version(one, 9)));
     assert!(!leaves(&mut guest, SpaceVersion { owner: 1, ..version(one, 10) }), "another's");
     assert!(!leaves(&mut guest, SpaceVersion { root: 0, ..version(one, 11) }), "another table");
@@ -296,24 +317,17 @@ fn what_was_flushed_when_it_was_left_is_not_compared() {
 /// The other vCPUs' flushes of everything reach a slot while it is parked, and so do those that the guest asks for.
 #[test]
 fn after_a_flush_of_everything_the_count_says_nothing() {
-    let mut guest = Guest::counting(false);
-    let [one, other] = [1, 2].map(|number| guest.process(number, A));
+    let (mut guest, [one, other]) = Guest::counting(false);
+    let before = guest.takes_back_from_parked([one, other]);
+    guest.flushes(Flush::All, other);
     guest.runs_counted(one, 7);
-    guest.runs_counted(other, 7);
-    guest.takes_back(one, 3);
-    let everything = Record { flushes: vec![Flush::All], ..Record::default() };
-    guest.slots.apply(&everything, other, PCID);
-    let before = guest.slot(one).wedge().told.len();
-    guest.runs_counted(one, 7);
-    assert!(guest.slot(one).wedge().told.len() > before);
+    assert!(guest.told(one) > before);
 }
 
 /// Wedges are told of parked slots, and not any more once the monitor has orders, or what is mapped is doubtful.
 #[test]
 fn wedges_can_go_on_in_slots_that_are_up_to_date() {
-    let mut guest = Guest::counting(false);
-    let [one, other] = [1, 2].map(|number| guest.process(number, A));
-    guest.runs_counted(one, 7);
+    let (mut guest, [one, other]) = Guest::counting(false);
     guest.runs_counted(other, 9);
     let published = |guest: &Guest, roots| guest.slot(roots).wedge().version.get();
     assert_eq!(published(&guest, one), Some(version(one, 7)));
@@ -324,8 +338,7 @@ fn wedges_can_go_on_in_slots_that_are_up_to_date() {
     guest.slots.hold_back(FxHashSet::default());
     guest.slots.run(true, other).expect("it runs");
     assert_eq!(published(&guest, one), Some(version(one, 7)));
-    let everything = Record { flushes: vec![Flush::All], ..Record::default() };
-    guest.slots.apply(&everything, other, PCID);
+    guest.flushes(Flush::All, other);
     guest.slots.run(true, other).expect("it runs");
     assert_eq!(published(&guest, one), None, "doubtful");
 }
@@ -333,11 +346,10 @@ fn wedges_can_go_on_in_slots_that_are_up_to_date() {
 /// What wedges have done is followed, and what guest code may write in their name gives no identifier to two slots.
 #[test]
 fn an_identifier_is_where_wedges_have_moved_it() {
-    let mut guest = Guest::counting(false);
-    let [one, other, third] = [1, 2, 3].map(|number| guest.process(number, A));
-    for roots in [one, other, third] {
-        guest.runs_counted(roots, 7);
-    }
+    let (mut guest, [one, other]) = Guest::counting(false);
+    let third = guest.process(3, A);
+    guest.runs_counted(other, 7);
+    guest.runs_counted(third, 7);
     let moves = |guest: &mut Guest, made: &[(Roots, Move)]| {
         for (roots, its_move) in made {
             guest.slot(*roots).wedge().its_move.set(Some(*its_move));
@@ -362,17 +374,11 @@ fn an_identifier_is_where_wedges_have_moved_it() {
 /// A kernel that takes back and does not count is found out, if it goes on so.
 #[test]
 fn a_wrong_count_is_found_out() {
-    let mut guest = Guest::counting(true);
-    let [one, other] = [1, 2].map(|number| guest.process(number, A));
-    guest.runs_counted(one, 7);
+    let (mut guest, [one, other]) = Guest::counting(true);
     guest.takes_back(one, 3);
     let check = |guest: &mut Guest| {
         guest.runs_counted(other, 7);
-        let record =
-            Record { flushes: vec![Flush::Space { pcid: PCID as u16 }], ..Record::default() };
-        guest.slots.apply(&record, one, PCID);
-        let version = Some(version(one, 7));
-        guest.slots.select(Selection { pcid: PCID, roots: one, version }, &guest.pages)
+        guest.loads(one, Some(version(one, 7)))
     };
     check(&mut guest).expect("a kernel counts a little later than it takes back");
     std::thread::sleep(Duration::from_millis(1_100));
