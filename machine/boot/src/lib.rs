@@ -41,11 +41,11 @@ use x86::Vcpu;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BootProtocol {
     /// Chosen by the content of the kernel file: a bzImage by [`BootProtocol::Linux`] if we can
-    /// unpack a 64-bit kernel from it and else by [`BootProtocol::BzImage`]; other files by
+    /// unpack a kernel from it and else by [`BootProtocol::BzImage`]; other files by
     /// multiboot, PVH or Linux, the first of these they support.
     #[default]
     Auto,
-    /// The 64-bit Linux protocol, entering the unpacked kernel.
+    /// The Linux protocol, entering the unpacked kernel, in 64-bit mode if it is a 64-bit kernel and else in 32-bit mode.
     Linux,
     /// The Linux protocol, entering a bzImage at its own entry point (64-bit if it has one, else
     /// 32-bit) to unpack itself.
@@ -228,17 +228,12 @@ impl Boot<'_, '_> {
         }
     }
 
-    /// Enters the 64-bit kernel unpacked from a bzImage. What was asked for decides about others.
+    /// Enters the kernel unpacked from a bzImage.
     fn unpacked(&mut self, image: &BzImage<'_>, payload: &[u8]) -> Result<Started, Error> {
-        let vmlinux = Image::parse_elf(payload)?;
-        match self.request.protocol {
-            _ if vmlinux.is_64bit => self.vmlinux(image, &vmlinux),
-            BootProtocol::Auto => self.whole(image),
-            _ => Err(Error::ThirtyTwoBitOnly),
-        }
+        self.vmlinux(image, &Image::parse_elf(payload)?)
     }
 
-    /// Enters a bzImage's 64-bit kernel.
+    /// Enters a bzImage's kernel.
     fn vmlinux(&mut self, image: &BzImage<'_>, vmlinux: &Image<'_>) -> Result<Started, Error> {
         let Self { loader, request, rsdp } = self;
         let vcpu = linux::load_unpacked(loader, request, *rsdp, image, vmlinux)?;

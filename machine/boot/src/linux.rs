@@ -1,9 +1,9 @@
 //! The Linux boot protocol (Documentation/arch/x86/boot.rst): zero page, initrd, and the entry in
 //! 64-bit or 32-bit mode.
 //!
-//! Normally the compressed kernel is unpacked here and entered at its `startup_64`, as the image's
-//! own decompressor would after its work. Images without a payload we know (memtest86+), and
-//! 32-bit kernels, are placed whole and entered at their own entry point.
+//! Normally the compressed kernel is unpacked here and entered at its `startup_64`, or `startup_32`, as the image's
+//! own decompressor would after its work. Images without a payload we know (memtest86+) are placed whole
+//! and entered at their own entry point.
 
 use crate::bzimage::{self, BzImage};
 use crate::entry::{long_mode, protected_mode, with};
@@ -68,7 +68,7 @@ impl<'a> Setup<'a> {
     };
 }
 
-/// Enters the kernel unpacked from a bzImage in 64-bit mode.
+/// Enters the kernel unpacked from a bzImage, in the mode that the kernel is made for.
 pub(crate) fn load_unpacked(
     loader: &mut Loader<'_>,
     request: &BootRequest<'_>,
@@ -76,7 +76,7 @@ pub(crate) fn load_unpacked(
     bzimage: &BzImage<'_>,
     vmlinux: &Image<'_>,
 ) -> Result<Vcpu, Error> {
-    load_64bit(loader, request, rsdp, vmlinux, &Setup::of_bzimage(bzimage))
+    load_elf(loader, request, rsdp, vmlinux, &Setup::of_bzimage(bzimage))
 }
 
 /// Enters an ELF vmlinux in 64-bit mode.
@@ -91,10 +91,10 @@ pub(crate) fn load_vmlinux(
         let protocol = BootProtocol::Linux;
         return Err(Error::WrongProtocol { file: "ELF kernel", protocol, why });
     }
-    load_64bit(loader, request, rsdp, vmlinux, &Setup::VMLINUX)
+    load_elf(loader, request, rsdp, vmlinux, &Setup::VMLINUX)
 }
 
-fn load_64bit(
+fn load_elf(
     loader: &mut Loader<'_>,
     request: &BootRequest<'_>,
     rsdp: u64,
@@ -104,7 +104,11 @@ fn load_64bit(
     vmlinux.place(loader)?;
     let entry = vmlinux.check_entry(vmlinux.entry)?;
     let zero_page = place_zero_page(loader, request, rsdp, setup, None)?;
-    Ok(with(long_mode(loader, entry)?, &[(reg::RSI, zero_page)]))
+    let vcpu = match u32::try_from(entry) {
+        Ok(entry) if !vmlinux.is_64bit => protected_mode(loader, entry)?,
+        _ => long_mode(loader, entry)?,
+    };
+    Ok(with(vcpu, &[(reg::RSI, zero_page)]))
 }
 
 /// Enters a bzImage at its own entry point, in 64-bit mode if it has one.

@@ -236,7 +236,24 @@ fn a_kernel_that_was_kept_unpacked_is_loaded_as_its_image_is() {
     }
 }
 
-/// The bzImage of a 32-bit kernel is loaded as it is, even if somebody has kept what the image unpacks to.
+#[test]
+fn a_32bit_kernel_is_unpacked_and_entered_in_32_bit_mode() {
+    let kernel = images::bzimage(&images::lz4(&images::elf32()));
+    for protocol in [BootProtocol::Auto, BootProtocol::Linux] {
+        let machine = load(&kernel, &[], protocol);
+        let vcpu = &machine.loaded.vcpu;
+        assert_eq!(machine.loaded.protocol, BootProtocol::Linux);
+        assert_eq!((vcpu.code_bits(), vcpu.rip), (32, PHYSICAL));
+        assert_eq!(vcpu.cr0 & (cr0::PE | cr0::PG), cr0::PE);
+        assert_eq!(
+            machine.u64(zero_page(&machine) + 0x200) >> 16 & 0xffff_ffff,
+            u64::from(u32::from_le_bytes(*b"HdrS"))
+        );
+        machine.assert_kernel_at(PHYSICAL);
+    }
+}
+
+/// The bzImage of a 32-bit kernel is unpacked each time, even if somebody has kept what the image unpacks to.
 #[test]
 fn a_32bit_kernel_that_was_kept_is_not_used() {
     let image = images::bzimage(&images::lz4(&images::elf32()));
@@ -244,7 +261,7 @@ fn a_32bit_kernel_that_was_kept_is_not_used() {
     let (protocol, modules) = (BootProtocol::Auto, &[]);
     let direct = load(&image, modules, protocol);
     let kept = try_load_kept(&image, Some(&kept), modules, protocol).expect("it loads");
-    assert_eq!(kept.loaded.protocol, BootProtocol::BzImage);
+    assert_eq!(kept.loaded.protocol, BootProtocol::Linux);
     assert_eq!(kept.loaded.placed, direct.loaded.placed);
 }
 
