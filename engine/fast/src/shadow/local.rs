@@ -36,7 +36,8 @@ impl Locals {
 
     /// What is in a range of HVAs is gone.
     pub(super) fn forget(&mut self, start: u64, len: u64) {
-        self.0.retain(|(at, bytes)| *at < start || at + bytes > start + len);
+        let inside = |(at, bytes): &(u64, u64)| at + bytes <= start + len;
+        self.0.extract_if((start, 0)..(start + len, 0), inside).for_each(drop);
     }
 
     /// How many there are.
