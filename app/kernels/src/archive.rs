@@ -30,15 +30,33 @@ pub enum Suite {
     Trixie,
     /// Debian unstable: the newest Linux.
     Sid,
+    /// Debian 12 for 32-bit CPUs.
+    Bookworm32,
 }
 
 impl Suite {
     /// The suite's name in the archive.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Bookworm => "bookworm",
+            Self::Bookworm | Self::Bookworm32 => "bookworm",
             Self::Trixie => "trixie",
             Self::Sid => "sid",
+        }
+    }
+
+    /// What the archive calls the CPUs that its packages are for.
+    const fn architecture(self) -> &'static str {
+        match self {
+            Self::Bookworm32 => "i386",
+            _ => "amd64",
+        }
+    }
+
+    /// A name of its own.
+    pub(crate) fn folder(self) -> String {
+        match self {
+            Self::Bookworm32 => format!("{}-{}", self.name(), self.architecture()),
+            _ => self.name().to_owned(),
         }
     }
 }
@@ -176,10 +194,11 @@ impl Archive {
             ArchiveKind::Source => "deb-src",
         };
         format!(
-            "Types: {kind}\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: amd64\n\
+            "Types: {kind}\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: {}\n\
              Signed-By: {KEYRING}\n",
             mirror(),
-            self.suite.name()
+            self.suite.name(),
+            self.suite.architecture()
         )
     }
 
@@ -197,7 +216,8 @@ impl Archive {
             .arg(at("Dir::Cache::archives", &self.directory.join("archives")))
             .args(["-oDir::Etc::sourceparts=/dev/null", "-oDir::Etc::preferences=/dev/null"])
             .args(["-oDir::Etc::preferencesparts=/dev/null", "-oAPT::Default-Release="])
-            .args(["-oAPT::Architecture=amd64", "-oAPT::Architectures::=amd64"])
+            .arg(format!("-oAPT::Architecture={}", self.suite.architecture()))
+            .arg(format!("-oAPT::Architectures::={}", self.suite.architecture()))
             .args(["-oAPT::Sandbox::User=root", "-oAcquire::Languages=none"])
             .args([
                 "-oAcquire::Retries=3",

@@ -61,6 +61,9 @@ pub enum Kernel {
     TrixieFull,
     /// The newest Linux for cloud machines, from Debian unstable.
     SidCloud,
+    /// Linux 6.1 for 32-bit CPUs, from Debian 12.
+    #[value(skip)]
+    Bookworm32,
 }
 
 /// The kernels by the names users give.
@@ -82,6 +85,7 @@ impl Kernel {
             Self::BookwormCloud => Suite::Bookworm,
             Self::TrixieCloud | Self::TrixieFull => Suite::Trixie,
             Self::SidCloud => Suite::Sid,
+            Self::Bookworm32 => Suite::Bookworm32,
         }
     }
     /// The package that stands for the newest of its kind.
@@ -89,6 +93,7 @@ impl Kernel {
         match self {
             Self::BookwormCloud | Self::TrixieCloud | Self::SidCloud => "linux-image-cloud-amd64",
             Self::TrixieFull => "linux-image-amd64",
+            Self::Bookworm32 => "linux-image-686-pae",
         }
     }
 
@@ -99,6 +104,7 @@ impl Kernel {
             Self::TrixieCloud => "kernel-trixie-cloud",
             Self::TrixieFull => "kernel-trixie-full",
             Self::SidCloud => "kernel-sid-cloud",
+            Self::Bookworm32 => "kernel-bookworm-686-pae",
         }
     }
 }
@@ -246,9 +252,23 @@ impl Assets {
     /// # Errors
     /// Neither the cache has it nor can it be fetched.
     pub fn busybox(&self) -> Result<Vec<u8>> {
-        let name = "busybox";
+        self.busybox_of("busybox", Suite::Bookworm)
+    }
+
+    /// The same for the CPUs that a kernel is for.
+    ///
+    /// # Errors
+    /// As for [`Assets::busybox`].
+    pub fn busybox_for(&self, kernel: Kernel) -> Result<Vec<u8>> {
+        match kernel {
+            Kernel::Bookworm32 => self.busybox_of("busybox-i386", kernel.suite()),
+            _ => self.busybox(),
+        }
+    }
+
+    fn busybox_of(&self, name: &str, suite: Suite) -> Result<Vec<u8>> {
         self.entry(name, |fresh| {
-            let archive = self.archive(Suite::Bookworm)?;
+            let archive = self.archive(suite)?;
             let unpacked = unpack(&archive, "busybox-static", fresh)?;
             fs::copy(unpacked.path().join("bin/busybox"), fresh.join("busybox"))?;
             Manifest::of("busybox-static", fresh, &["busybox".to_owned()])
@@ -261,7 +281,7 @@ impl Assets {
     /// # Errors
     /// The archive cannot be reached.
     pub fn archive(&self, suite: Suite) -> Result<Archive> {
-        Archive::open(suite, ArchiveKind::Binary, self.root.join("apt").join(suite.name()))
+        Archive::open(suite, ArchiveKind::Binary, self.root.join("apt").join(suite.folder()))
     }
 
     /// A source package, unpacked with Debian's changes into a new folder; fetched if it is not in the

@@ -16,8 +16,8 @@ use crate::{
     failure::Failure,
     run_arguments::RunArguments,
     values::{
-        ClockChoice, ComputedJumps, Doorbells, EngineArguments, EngineChoice, GuestIsolation,
-        Halted, MemorySize, ProgramCode, Translations, User32,
+        ClockChoice, ComputedJumps, Doorbells, EngineArguments, EngineChoice, Guest32,
+        GuestIsolation, Halted, MemorySize, ProgramCode, Translations, User32,
     },
 };
 
@@ -131,6 +131,7 @@ pub fn engine(
         fixed_programs: arguments.program_code == ProgramCode::Fixed,
         copies_apart: arguments.copies_apart(),
         interpret_narrow: arguments.user32 == User32::Interpret,
+        interpret_narrow_guests: arguments.guest32 == Guest32::Interpret,
         translations_apart: arguments.translations == Translations::Own,
         search_jumps: arguments.computed_jumps == ComputedJumps::Search,
         most_mappings: arguments.most_mappings,
@@ -311,6 +312,7 @@ mod tests {
             doorbells: Doorbells::Wedge,
             code_copies: crate::values::CodeCopies::Shared,
             user32: User32::Direct,
+            guest32: Guest32::Translate,
             translations: Translations::Shared,
             computed_jumps: ComputedJumps::Land,
             program_code: ProgramCode::Anywhere,

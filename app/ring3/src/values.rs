@@ -57,6 +57,15 @@ pub enum User32 {
     Interpret,
 }
 
+/// How 32-bit kernels and their programs are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Guest32 {
+    /// Translated, under PAE paging on one virtual CPU
+    Translate,
+    /// By the interpreter
+    Interpret,
+}
+
 /// Whose the translated kernel code is where there are several virtual CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Translations {
@@ -138,6 +147,11 @@ pub struct EngineArguments {
     /// For comparison. They are interpreted in any case with --guest-isolation strict, and where the host runs none itself.
     #[arg(long, value_enum, default_value_t = User32::Direct, hide_short_help = true)]
     pub user32: User32,
+    /// How 32-bit kernels and their programs are run
+    ///
+    /// For comparison, and to narrow down a failure. They are interpreted in any case without PAE paging, and on several virtual CPUs.
+    #[arg(long, value_enum, default_value_t = Guest32::Translate, hide_short_help = true)]
+    pub guest32: Guest32,
     /// Whose the translated kernel code is where there are several virtual CPUs
     ///
     /// For comparison, and to narrow down a failure.

@@ -27,6 +27,7 @@ use wedge::{CodeArea, Pages};
 use wedge_abi::{Base, keys};
 use x86::{
     control::efer,
+    narrow::KERNEL_START,
     paging::{self, Access, Roots},
 };
 use x86_interp::{Flush, GuestRam, Probes, Record, System};
@@ -160,8 +161,9 @@ impl Code {
     }
 
     /// Code can be made from what lies at this GVA.
-    fn covers(&self, gva: u64) -> bool {
+    pub fn covers(&self, gva: u64) -> bool {
         match self.layout.level {
+            Level::Kernel if gva >> 32 == 0 => gva >= KERNEL_START,
             Level::Kernel => gva >= self.layout.bias.wrapping_neg(),
             Level::User => gva >> 47 == 0,
         }
@@ -306,7 +308,8 @@ impl Code {
         }
         let named = self.version_of(board.ram(), roots, guest, sources);
         let Some((known, version)) = named else { return Some(Err(Refused::Full)) };
-        let how = How { ac, tap: stands == Some(Stands::Tap), version, ..How::default() };
+        let (tap, narrow) = (stands == Some(Stands::Tap), roots.efer & efer::LMA == 0);
+        let how = How { ac, tap, version, narrow, ..How::default() };
         let made = self.cache.add(&mut self.memory, known, &bytes, here, how, sources);
         if made.is_ok() {
             self.note(guest, ac, &bytes, first);
@@ -337,7 +340,8 @@ impl Code {
     /// Notes for later machines the block that has just been made at a GVA, from a page of RAM and perhaps the next.
     fn note(&self, guest: u64, ac: bool, bytes: &[u8], page: u64) {
         let Newest { len, read, landing, .. } = self.cache.newest();
-        if self.known.are_noted() && self.layout.level == Level::Kernel {
+        let is_noted = self.layout.level == Level::Kernel && guest >> 32 != 0;
+        if self.known.are_noted() && is_noted {
             let (bytes, len) = (&bytes[..read as usize], len as usize);
             let times = self.cache.drops(page);
             self.known.note(&MadeBlock { guest, ac, times, landing, len, bytes });

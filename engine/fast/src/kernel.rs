@@ -8,16 +8,18 @@ use crate::{
     code::{Code, NoBlock},
     operand,
     regions::host_bias,
+    shadow::wide,
     state, temporary_mm,
     vcpu_code::bias_at,
 };
 use contract::Reached;
 use jit::{Level, cache::Position};
 use wedge::Error;
-use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
+use wedge_abi::{Base, BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use x86::{
     exception::pf,
     flags,
+    narrow::{self, KERNEL_START},
     paging::{self, Access, Roots},
     reg, vector,
 };
@@ -31,6 +33,8 @@ const PUSHFQ: u8 = 0x9c;
 const MAX_STEPS: u64 = 100_000;
 /// Instructions interpreted with a write to code: Linux's memcpy has its second store four behind its first.
 const PATCH: usize = 16;
+/// Instructions interpreted behind a call-out of a 32-bit kernel's code.
+const BESIDE: u64 = 24;
 
 impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
@@ -47,7 +51,7 @@ impl Fast {
         let page = self.pages.vcpu_page();
         state::load(&self.cpu.vcpu, base, page);
         if level == Level::User {
-            state::load_translated_user(page);
+            state::load_translated_user(&self.cpu.vcpu, page);
         }
         page.run.alone = alone.into();
         page.block.jump = host;
@@ -102,7 +106,7 @@ impl Fast {
     /// The block of user code at RIP, which may run in the current slot from now on. A page that is not where its text is goes to a text
     /// beside it and then, if that is elsewhere, too, to one of its own.
     fn block_of_program(&mut self) -> Result<Option<u64>, Error> {
-        self.code.enter_user(&mut self.pages);
+        self.code.enter_user(&mut self.pages, !self.cpu.vcpu.long_mode());
         let (roots, rip) = (Roots::from(&self.cpu.vcpu), self.cpu.vcpu.rip);
         for alone in [Some(false), Some(true), None] {
             let Some(host) = self.find_block(Level::User)? else { break };
@@ -159,6 +163,7 @@ impl Fast {
                     3 => self.interpret_and_learn(),
                     _ => self.interpret(),
                 }
+                self.interpret_beside();
                 if kind == WedgeExit::Block(BlockExit::LoadSpace) {
                     self.pass_through();
                 }
@@ -189,6 +194,22 @@ impl Fast {
             WedgeExit::UserSignal => self.user_exit(),
             WedgeExit::Interpret => self.interpret_user(),
             WedgeExit::KernelSignal => self.kernel_signal(),
+        }
+    }
+
+    /// A 32-bit kernel calls out for each segment register that it puts aside and loads, several times behind one another. So the
+    /// instructions behind a call-out are interpreted, too, as far as they are the kernel's and nothing comes between.
+    fn interpret_beside(&mut self) {
+        let end = self.cpu.counters.instructions + BESIDE;
+        for _ in 0..BESIDE {
+            let v = &self.cpu.vcpu;
+            let is_kernels = v.cpl() == 0 && narrow::is_of_narrow_guest(v);
+            let goes_on = is_kernels && self.cpu.must_exit(&mut self.board).is_none();
+            let done = self.cpu.counters.instructions >= end;
+            if !goes_on || done || self.cpu.is_at_breakpoint(&mut self.board) {
+                break;
+            }
+            self.interpret_block();
         }
     }
 
@@ -288,7 +309,7 @@ impl Fast {
         let page = self.pages.vcpu_page();
         let level = match (page.regs.cpl, page.regs.ac) {
             (3, _) => Level::User,
-            (0, 1..) => Level::Kernel,
+            (0, 1..) if self.cpu.vcpu.long_mode() => Level::Kernel,
             _ => return,
         };
         self.code.tell_fault_state(level, pc);
@@ -333,7 +354,7 @@ impl Fast {
     fn interpret_access(&mut self) {
         let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
         self.interpret();
-        if self.board.traffic().0 != before && guest >= self.pages.base().kernel_start() {
+        if self.board.traffic().0 != before && self.code.is_kernels(guest) {
             self.code.note_device(guest);
         }
         // Linux writes an instruction by two stores, with interrupts off. By translated code the second would be a fault, too,
@@ -372,6 +393,7 @@ impl Fast {
         let (hva, code) = (page.exit.address, page.exit.error as u32);
         let (user, open) = (page.regs.cpl == 3, page.regs.ac != 0);
         let gva = match (user, open) {
+            _ if !self.cpu.vcpu.long_mode() => narrow_gva(base, hva, (user, open)),
             (true, _) => Some(hva).filter(|gva| gva >> 47 == 0),
             (false, false) => {
                 Some(hva.wrapping_sub(base.bias())).filter(|gva| *gva >= base.kernel_start())
@@ -491,5 +513,15 @@ impl Fast {
             "stopped at {pc:#x} by signal {signal}, exception {trap}, address {address:#x}: {bytes:02x?}, {position:x?}"
         );
         Err(Error::Lost)
+    }
+}
+
+/// The GVA, as [`wide`] has it, that code of a 32-bit guest has meant by an HVA: `user` code, or the kernel's, which may have meant
+/// the user's memory if that is `open`.
+fn narrow_gva(base: Base, hva: u64, (user, open): (bool, bool)) -> Option<u64> {
+    let kernels = hva.wrapping_sub(base.bias());
+    match hva < KERNEL_START {
+        true => (user || open).then_some(hva),
+        false => (!user && kernels >= wide(KERNEL_START)).then_some(kernels),
     }
 }

@@ -62,6 +62,11 @@ impl Machine {
         Arc::new(Self { several: vcpus > 1, ..Self::default() })
     }
 
+    /// It has several vCPUs.
+    pub(crate) fn has_several(&self) -> bool {
+        self.several
+    }
+
     /// A machine of so many vCPUs, run as the options say. `known`: blocks of the kernel that an earlier machine has run, or where
     /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own. `counts` finds out
     /// where the guest's kernel counts its flushes.

@@ -60,6 +60,8 @@ pub struct Options {
     pub copies_apart: bool,
     /// 32-bit user code is interpreted, even where the host can run it.
     pub interpret_narrow: bool,
+    /// The code of 32-bit guests, kernels' and programs', is interpreted.
+    pub interpret_narrow_guests: bool,
     /// Each vCPU translates the kernel for itself.
     pub translations_apart: bool,
     /// Computed jumps of translated kernel code search for where they lead: blocks have no landings.

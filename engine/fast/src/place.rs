@@ -102,7 +102,7 @@ fn better_base(
 impl Fast {
     /// Looks whether the program that is about to go on, or that the kernel runs for, can be left to wedges.
     pub(crate) fn attend_to_claims(&mut self) -> Result<(), Error> {
-        if self.modes.user == User::Interpreted {
+        if self.modes.user == User::Interpreted || !self.cpu.vcpu.long_mode() {
             return Ok(());
         }
         let (v, ram) = (&self.cpu.vcpu, self.board.ram());
@@ -119,7 +119,15 @@ impl Fast {
     pub(crate) fn left_to_wedges(&self) -> Leave {
         let direct = self.modes.user != User::Interpreted && !self.claims.are_met();
         let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
-        Leave { user: direct.then_some(USER_END), narrow: self.narrow.runs(), kernel }
+        let translated =
+            self.modes.kernel_translated && !self.modes.options.interpret_narrow_guests;
+        let narrow_guest = translated && !self.machine.has_several();
+        Leave {
+            user: direct.then_some(USER_END),
+            narrow: self.narrow.runs(),
+            kernel,
+            narrow_guest: [narrow_guest, narrow_guest && direct],
+        }
     }
 
     /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other

@@ -22,7 +22,7 @@ use crate::{
     process::Process,
     regions::{self, Regions},
     scan_cache::ScanCache,
-    shadow::{Answer, Space, budget::most_entries},
+    shadow::{Answer, Space, budget::most_entries, wide},
     sites::{self, Sites},
 };
 use ram::Ram;
@@ -34,7 +34,10 @@ use std::{
 };
 use wedge::{Error, Move, Pages, Wedge};
 use wedge_abi::{Base, Claim, SITES, SITES_LEN, SpaceVersion};
-use x86::paging::{self, Access, Roots};
+use x86::{
+    control::efer,
+    paging::{self, Access, Roots},
+};
 use x86_interp::{Flush, Record};
 
 /// Address spaces kept at the most; Linux uses seven PCIDs a CPU.
@@ -489,6 +492,12 @@ impl<W: Process> Slots<W> {
     fn flush(&mut self, flush: Flush, roots: Roots, current: u64) {
         let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == root(roots);
         self.published = None;
+        let flush = match flush {
+            Flush::Page { pcid, linear } if roots.efer & efer::LMA == 0 => {
+                Flush::Page { pcid, linear: wide(linear) }
+            }
+            flush => flush,
+        };
         for space in self.parked.iter_mut().chain(&mut self.spaces) {
             // What cannot be unmapped has failed for good, which shows when it runs next.
             let _ = match flush {

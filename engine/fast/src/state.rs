@@ -4,13 +4,13 @@
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
 use engine::Board;
-use wedge_abi::{AREAS, Base, VcpuPage, area_of};
+use wedge_abi::{AREAS, Base, NOWHERE, VcpuPage, area_of};
 use x86::{
     Segment, Vcpu,
     control::{cr0, cr4, efer},
     flags,
     fpu::{FpuState, MXCSR_INIT, xstate},
-    narrow::{USER_CS_32, USER_CS_64, USER_DS},
+    narrow::{USER_CS_32, USER_CS_64, USER_DS, own_segment},
     reg, seg,
 };
 use x86_interp::Cpu;
@@ -47,6 +47,10 @@ pub fn load(vcpu: &Vcpu, base: Base, page: &mut VcpuPage) {
     page.regs.kernel_gs_base = vcpu.kernel_gs_base;
     page.block.bias = base.bias();
     page.block.percpu = wedge_abi::percpu(page.regs.gs_base, page.block.bias);
+    if !vcpu.long_mode() {
+        page.block.bias = base.narrow_bias();
+        page.block.percpu = narrow_own(vcpu);
+    }
     page.run.compatibility = (vcpu.cpl() == 3 && !vcpu.is_64bit()).into();
     (page.run.alone, page.run.user_translated) = (0, 0);
     (page.system.sysenter_cs, page.system.sysenter_esp) = (vcpu.sysenter_cs, vcpu.sysenter_esp);
@@ -62,6 +66,12 @@ pub fn load(vcpu: &Vcpu, base: Base, page: &mut VcpuPage) {
     page.system.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
     selectors(vcpu, page);
     load_vectors(&vcpu.fpu, &mut page.vectors.0);
+}
+
+/// The base of the segment that the code of a 32-bit guest finds its CPU's or its thread's own memory by.
+fn narrow_own(vcpu: &Vcpu) -> u64 {
+    let own = &vcpu.seg[own_segment(vcpu.cpl())];
+    if own.present() { own.base & 0xffff_ffff } else { NOWHERE }
 }
 
 fn selectors(vcpu: &Vcpu, page: &mut VcpuPage) {
@@ -123,8 +133,9 @@ fn plain_data(vcpu: &Vcpu) -> bool {
 }
 
 /// What is to run is user code, translated: its addresses are the host's, and the host's FS base is its own.
-pub fn load_translated_user(page: &mut VcpuPage) {
-    (page.block.bias, page.block.percpu, page.run.user_translated) = (0, page.regs.fs_base, 1);
+pub fn load_translated_user(vcpu: &Vcpu, page: &mut VcpuPage) {
+    let own = if vcpu.long_mode() { page.regs.fs_base } else { narrow_own(vcpu) };
+    (page.block.bias, page.block.percpu, page.run.user_translated) = (0, own, 1);
 }
 
 /// It has run, and its flags are where translated code has them.
@@ -174,7 +185,11 @@ pub fn store(page: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
         cpu.adopt_selector(board, segment, selector as u16);
     }
     let vcpu = &mut cpu.vcpu;
-    vcpu.gpr = page.regs.gpr;
+    match vcpu.long_mode() {
+        true => vcpu.gpr = page.regs.gpr,
+        // The other registers are the translation's.
+        false => vcpu.gpr[..8].copy_from_slice(&page.regs.gpr[..8]),
+    }
     vcpu.rip = page.regs.rip;
     vcpu.cr2 = page.regs.cr2;
     vcpu.rflags = flags::FIXED

@@ -30,6 +30,7 @@ pub const OPTIONS: Options = Options {
     fixed_programs: false,
     copies_apart: false,
     interpret_narrow: false,
+    interpret_narrow_guests: false,
     translations_apart: false,
     search_jumps: false,
     most_mappings: None,

@@ -34,6 +34,8 @@ pub struct VcpuCode {
     look_up: bool,
     /// User code is for places, not for addresses.
     placed: bool,
+    /// User code is a 32-bit guest's: for addresses, and its memory operands are where the host has them mapped.
+    narrow: bool,
     /// Of each page of user code how many new processes have needed that page first.
     firsts: FxHashMap<First, u8>,
 }
@@ -71,6 +73,7 @@ impl VcpuCode {
             probes: Probes::default(),
             look_up: !translated,
             placed: !translated && !modes.options.fixed_programs,
+            narrow: false,
             firsts: FxHashMap::default(),
         }
     }
@@ -180,8 +183,11 @@ impl VcpuCode {
     }
 
     /// User code comes next, translated.
-    pub fn enter_user(&mut self, pages: &mut Pages) {
-        let (look_up, placed) = (self.look_up, self.placed);
+    pub fn enter_user(&mut self, pages: &mut Pages, narrow: bool) {
+        if self.narrow != narrow {
+            (self.narrow, self.user) = (narrow, None);
+        }
+        let (look_up, placed) = (self.look_up && !narrow, self.placed && !narrow);
         let (probes, whose) = (&self.probes, self.kernel.user);
         let user = self.user.get_or_insert_with(|| {
             let mut new = user_code(pages, look_up, placed);
@@ -239,6 +245,11 @@ impl VcpuCode {
     /// A host PC lies in the routines that leave translated code.
     pub fn is_exit(&self, pc: u64) -> bool {
         self.kernel.lock().is_exit(pc) || self.user.as_ref().is_some_and(|user| user.is_exit(pc))
+    }
+
+    /// Kernel code can be at a GVA.
+    pub fn is_kernels(&self, guest: u64) -> bool {
+        self.kernel.lock().covers(guest)
     }
 
     /// Kernel code at a GVA has faulted at a device.

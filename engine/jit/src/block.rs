@@ -20,8 +20,8 @@ pub struct Link {
 pub struct JumpLookup {
     /// Offset of the displacement in the block's code.
     pub displacement: u32,
-    /// RFLAGS.AC there.
-    pub ac: bool,
+    /// HVA of the routine.
+    pub routine: u64,
 }
 
 /// Which pages a block of user code is of, among all that there are: not the same page of RAM for each program.

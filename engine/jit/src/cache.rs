@@ -99,6 +99,8 @@ pub struct How {
     pub landing: bool,
     /// The pages of the block, if the block asks whether they may be executed.
     pub version: Option<Version>,
+    /// It is 32-bit code.
+    pub narrow: bool,
 }
 
 impl From<(bool, bool)> for How {
@@ -326,7 +328,7 @@ impl Cache {
         guest: u64,
         bytes: &[u8],
         here: usize,
-        How { ac, tap, landing, version }: How,
+        How { ac, tap, landing, version, narrow }: How,
     ) -> Result<Block, Untranslatable> {
         let request = Request {
             guest,
@@ -335,6 +337,7 @@ impl Cache {
             ac,
             tap,
             landing,
+            narrow,
             on_trial: self.trials.are_made(),
             version,
             host: self.layout.cache + at,

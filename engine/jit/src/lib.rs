@@ -73,3 +73,10 @@ pub struct Layout {
     /// ([`wedge_abi::place`]) and not for addresses: then what is a GVA elsewhere in this crate is a place.
     pub origins: Option<u64>,
 }
+
+impl Layout {
+    /// Added to a 32-bit kernel's GVA to get its HVA, modulo 2^64.
+    fn narrow_bias(&self) -> u64 {
+        wedge_abi::narrow_bias(self.bias)
+    }
+}

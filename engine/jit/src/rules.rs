@@ -8,7 +8,11 @@ use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
 };
 
+mod narrow;
+
 use crate::copied;
+pub use narrow::narrow;
+pub(crate) use narrow::own_segment;
 use std::sync::OnceLock;
 
 /// What to emit for an instruction.

@@ -4,7 +4,7 @@ use crate::{
     Layout,
     block::{Block, Version},
     emit::Emitter,
-    rules::{Rule, rule},
+    rules::{Rule, narrow, rule},
 };
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
 
@@ -26,6 +26,8 @@ pub struct Request<'a> {
     pub tap: bool,
     /// Computed jumps are likely to lead here: the block begins with a landing.
     pub landing: bool,
+    /// It is 32-bit code, whose addresses are below 4 GiB.
+    pub narrow: bool,
     /// The block is to run alone first: its jumps can be pointed elsewhere.
     pub on_trial: bool,
     /// The pages of the block, if it is to have a gate.
@@ -56,7 +58,8 @@ pub(crate) enum Flow {
 /// # Errors
 /// If the first instruction does not lie wholly in the bytes.
 pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untranslatable> {
-    let mut decoder = Decoder::with_ip(64, request.bytes, request.guest, DecoderOptions::NONE);
+    let bits = if request.narrow { 32 } else { 64 };
+    let mut decoder = Decoder::with_ip(bits, request.bytes, request.guest, DecoderOptions::NONE);
     let mut emitter = Emitter::new(layout, request);
     let mut end = request.guest;
     if request.landing {
@@ -80,7 +83,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
         let follower = match insn.mnemonic() {
-            Mnemonic::Sti if left != 0 && after < request.here => at(layout, request.bytes, after),
+            Mnemonic::Sti if left != 0 && after < request.here => {
+                at(layout, request.bytes, after, bits)
+            }
             Mnemonic::Swapgs => follower_of_swapgs(layout, request.bytes, after),
             _ => None,
         };
@@ -115,9 +120,10 @@ fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
 }
 
 /// The instruction at `offset` in the bytes.
-fn at(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Follower> {
-    let insn = next(&mut Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE))?;
-    Some(Follower { insn, rule: rule(&insn, layout.level), end: offset + insn.len() })
+fn at(layout: &Layout, bytes: &[u8], offset: usize, bits: u32) -> Option<Follower> {
+    let insn = next(&mut Decoder::new(bits, bytes.get(offset..)?, DecoderOptions::NONE))?;
+    let rule = if bits == 32 { narrow(&insn, layout.level) } else { rule(&insn, layout.level) };
+    Some(Follower { insn, rule, end: offset + insn.len() })
 }
 
 /// The first instruction at or behind `offset` that is neither a NOP nor a jump forward. Between SWAPGS and
@@ -125,7 +131,7 @@ fn at(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Follower> {
 /// over it.
 fn follower_of_swapgs(layout: &Layout, bytes: &[u8], mut offset: usize) -> Option<Follower> {
     loop {
-        let follower = at(layout, bytes, offset)?;
+        let follower = at(layout, bytes, offset, 64)?;
         if follower.rule == Rule::Jump {
             let target = follower.insn.near_branch_target();
             let forward = usize::try_from(target).ok().filter(|by| *by > 0);

@@ -27,6 +27,7 @@ fn writes(code: &[&[u8]]) -> usize {
         ac: false,
         tap: false,
         landing: false,
+        narrow: false,
         on_trial: false,
         version: None,
         host: LAYOUT.cache + stubs::LEN,

@@ -37,10 +37,21 @@ impl Base {
         self.at(BIAS)
     }
 
+    /// Added to the GVA of a 32-bit kernel to get its HVA, modulo 2^64.
+    pub const fn narrow_bias(self) -> u64 {
+        narrow_bias(self.bias())
+    }
+
     /// The first kernel GVA that has an HVA.
     pub const fn kernel_start(self) -> u64 {
         KERNEL_START.wrapping_sub(self.0)
     }
+}
+
+/// Added to the GVA of a 32-bit kernel to get its HVA, if `bias` is added to a 64-bit kernel's. The last GiB of 32 bits lies where
+/// the last GiB of 64 bits does.
+pub const fn narrow_bias(bias: u64) -> u64 {
+    bias.wrapping_sub(1 << 32)
 }
 
 /// log2 of the bytes that an entry of the uppermost page table stands for.

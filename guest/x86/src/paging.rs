@@ -237,6 +237,23 @@ impl Descent {
         Self { entry: roots.cr3 & ADDRESS, bits: 48, rights: Rights::ALL }
     }
 
+    /// The start of a walk for a GVA; `None` if its tables have entries of 32 bits, or if the top-level entry of a PAE walk is
+    /// not present. That entry has no accessed bit.
+    #[inline]
+    pub fn start(memory: &mut impl WalkMemory, roots: Roots, gva: u64) -> Option<Self> {
+        match Format::of(roots) {
+            Format::FourLevel => Some(Self::top(roots)),
+            Format::Pae => Self::below_pdpte(memory, roots, gva),
+            Format::Legacy => None,
+        }
+    }
+
+    /// The CPU caches these entries; re-reading them is allowed.
+    fn below_pdpte(memory: &mut impl WalkMemory, roots: Roots, gva: u64) -> Option<Self> {
+        let pdpte = memory.read_u64((roots.cr3 & 0xffff_ffe0) + ((gva >> 30) & 3) * 8);
+        (pdpte & P != 0).then_some(Self::pdpte(pdpte))
+    }
+
     /// The start of a PAE walk below one of the four top-level entries, which carry no rights.
     const fn pdpte(entry: u64) -> Self {
         Self { entry, bits: 30, rights: Rights::ALL }
@@ -330,14 +347,7 @@ fn walk_wide<M: WalkMemory>(
 ) -> Result<Option<Translation>, u32> {
     let mut step = match format {
         Format::FourLevel => Descent::top(roots),
-        _ => {
-            // The CPU caches these entries; re-reading them is allowed.
-            let pdpte = memory.read_u64((roots.cr3 & 0xffff_ffe0) + ((gva >> 30) & 3) * 8);
-            if pdpte & P == 0 {
-                return Err(0);
-            }
-            Descent::pdpte(pdpte)
-        }
+        _ => Descent::below_pdpte(memory, roots, gva).ok_or(0u32)?,
     };
     loop {
         let slot = step.next(gva);

@@ -56,6 +56,8 @@ pub struct Leave {
     pub narrow: bool,
     /// Kernel code at this GVA or above.
     pub kernel: Option<u64>,
+    /// The code of 32-bit guests ([`narrow::is_of_narrow_guest`]), too: the kernel's, and programs'.
+    pub narrow_guest: [bool; 2],
 }
 
 /// Entries of a kind in a record that is to be taken.
@@ -171,6 +173,7 @@ impl<S: System> Cpu<S> {
         let v = &self.vcpu;
         let leave = &self.observer.leave;
         let known = v.is_64bit() || leave.narrow && v.cpl() == 3 && narrow::is_narrow(v);
+        let known = known || self.is_left_of_narrow_guest();
         if !self.observer.on || !known || self.watches_each() || self.watching {
             return false;
         }
@@ -179,9 +182,16 @@ impl<S: System> Cpu<S> {
         }
         match v.cpl() {
             3 => leave.user.is_some_and(|end| v.rip < end),
-            0 => leave.kernel.is_some_and(|start| v.rip >= start) && v.rflags & !PLAIN == 0,
+            0 if v.rflags & !PLAIN != 0 => false,
+            0 => leave.kernel.is_some_and(|start| v.rip >= start || !v.long_mode()),
             _ => false,
         }
+    }
+
+    fn is_left_of_narrow_guest(&self) -> bool {
+        let (v, [kernel, programs]) = (&self.vcpu, self.observer.leave.narrow_guest);
+        let left = if v.cpl() == 0 { kernel } else { programs && v.cpl() == 3 };
+        left && narrow::is_of_narrow_guest(v)
     }
 
     /// The current PCID, zero while there are none.

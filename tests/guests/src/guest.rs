@@ -172,7 +172,7 @@ impl Guest {
         let assets = Assets::open()?;
         let kernel = assets.kernel(self.kernel)?;
         let purpose = Purpose::Script(&self.script);
-        let (busybox, modules) = (assets.busybox()?, &kernel.modules);
+        let (busybox, modules) = (assets.busybox_for(self.kernel)?, &kernel.modules);
         let initrd = initramfs::build_with(&busybox, modules, &self.files, purpose);
         Ok(BootFiles { initrd: temporary(&initrd)?, kernel: kernel.image })
     }

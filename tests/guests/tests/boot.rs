@@ -63,10 +63,35 @@ fn linux_6_12_full() -> Result<()> {
     boots_and_works(Guest::new(Kernel::TrixieFull))
 }
 
+/// A 32-bit kernel and its programs are translated, wherever programs lie.
+#[test]
+fn linux_6_1_for_32_bits() -> Result<()> {
+    for isolation in ["--guest-isolation=fast", "--guest-isolation=strict"] {
+        let guest = Guest::new(Kernel::Bookworm32).with("--stats").with(isolation);
+        let guest = guest.runs(USERLAND).boots()?;
+        guest.prints(&EXPECTED)?;
+        guest.powers_off()?;
+        let [translated, interpreted] =
+            ["blocks translated", "instructions"].map(|name| counter(&guest.messages, name));
+        ensure!(translated? > 50_000, "little was translated:\n{}", guest.messages);
+        ensure!(interpreted? < 100_000_000, "much was interpreted:\n{}", guest.messages);
+    }
+    Ok(())
+}
+
 /// Every block of the kernel's that runs is compared with the interpreter; a difference ends the machine.
 #[test]
 fn linux_6_1_cloud_in_lock_step() -> Result<()> {
-    let guest = Guest::new(Kernel::BookwormCloud).with("--lock-step").with("--stats");
+    is_the_same_in_lock_step(Kernel::BookwormCloud)
+}
+
+#[test]
+fn linux_6_1_for_32_bits_in_lock_step() -> Result<()> {
+    is_the_same_in_lock_step(Kernel::Bookworm32)
+}
+
+fn is_the_same_in_lock_step(kernel: Kernel) -> Result<()> {
+    let guest = Guest::new(kernel).with("--lock-step").with("--stats");
     let guest = guest.runs(USERLAND).boots()?;
     guest.prints(&EXPECTED)?;
     guest.powers_off()?;

@@ -15,6 +15,8 @@ pub const DATA_LEN: u64 = 4 * 4096;
 pub struct Place {
     /// The kernel's or a program's.
     pub level: Level,
+    /// It is 32-bit code.
+    pub narrow: bool,
     /// The code page.
     pub code: u64,
     /// The data pages, where absolute operands reach them.
@@ -25,16 +27,50 @@ impl Place {
     /// A kernel's text and data lie in the top 2 GiB, a program's text wherever.
     pub const fn of(level: Level) -> Self {
         match level {
-            Level::Kernel => {
-                Self { level, code: 0xffff_ffff_8100_0000, data: 0xffff_ffff_8200_0000 }
-            }
-            Level::User => Self { level, code: 0x5555_0000_0000, data: 0x2000_0000 },
+            Level::Kernel => Self {
+                level,
+                narrow: false,
+                code: 0xffff_ffff_8100_0000,
+                data: 0xffff_ffff_8200_0000,
+            },
+            Level::User => Self { level, narrow: false, code: 0x5555_0000_0000, data: 0x2000_0000 },
         }
     }
 
-    /// Base of the segment that the host's FS base follows, inside the data.
+    /// The same of a 32-bit guest's, whose kernel has the last GiB.
+    pub const fn narrow(level: Level) -> Self {
+        match level {
+            Level::Kernel => Self { level, narrow: true, code: 0xc100_0000, data: 0xc200_0000 },
+            Level::User => Self { level, narrow: true, code: 0x0804_8000, data: 0x2000_0000 },
+        }
+    }
+
+    /// Bits of the code.
+    pub const fn bits(&self) -> u32 {
+        if self.narrow { 32 } else { 64 }
+    }
+
+    /// The segment that has [`Place::base`].
+    pub fn own_segment(&self) -> Register {
+        match (self.level, self.narrow) {
+            (Level::Kernel, true) | (Level::User, false) => Register::FS,
+            _ => Register::GS,
+        }
+    }
+
+    /// Base of the segment that code finds its CPU's or its thread's own memory by, inside the data.
     pub const fn base(&self) -> u64 {
         self.data + 0x2000
+    }
+
+    /// The register that leads to the stack.
+    fn stack(&self) -> Register {
+        if self.narrow { Register::ESP } else { Register::RSP }
+    }
+
+    /// As much of a number as an address has bits.
+    const fn address(&self, number: u64) -> u64 {
+        if self.narrow { number & 0xffff_ffff } else { number }
     }
 
     fn is_kernel(&self) -> bool {
@@ -82,10 +118,15 @@ pub struct Case {
 impl Case {
     /// The case of a seed.
     pub fn random(seed: u64, level: Level) -> Self {
-        let place = Place::of(level);
+        Self::random_at(seed, Place::of(level))
+    }
+
+    /// The case of a seed, at a place.
+    pub fn random_at(seed: u64, place: Place) -> Self {
         let mut r = Random::new(seed);
         let mut gpr = [0; 16];
-        for value in &mut gpr {
+        let registers = if place.narrow { 8 } else { 16 };
+        for value in &mut gpr[..registers] {
             *value = interesting(&mut r, &place);
         }
         gpr[reg::RSP] = place.data + 0x1000 + r.below(0x200) * 8;
@@ -119,16 +160,16 @@ impl Case {
 
     /// The bases of FS and GS.
     pub fn bases(&self) -> (u64, u64) {
-        match self.place.level {
-            Level::Kernel => (self.other_base, self.place.base()),
-            Level::User => (self.place.base(), self.other_base),
+        match self.place.own_segment() {
+            Register::GS => (self.other_base, self.place.base()),
+            _ => (self.place.base(), self.other_base),
         }
     }
 
     /// Nothing at `rip` is the CPU's own: the time that RDTSCP has put into registers, and the mask
     /// XSAVE has put into memory, have been overwritten.
     pub fn is_settled(&self, rip: u64) -> bool {
-        let mut code = Decoder::with_ip(64, &self.code, self.place.code, DecoderOptions::NONE);
+        let mut code = self.decoder();
         !code.iter().any(|insn| match insn.mnemonic() {
             Mnemonic::Rdtscp => [0, MOV_LEN].contains(&rip.wrapping_sub(insn.next_ip())),
             Mnemonic::Xsave64 => rip == insn.next_ip(),
@@ -140,17 +181,23 @@ impl Case {
     /// have them of the last comparison, AMD's those from before the first until it is done.
     pub fn compares_repeatedly(&self, rip: u64) -> bool {
         use Mnemonic::{Cmpsb, Cmpsd, Cmpsq, Cmpsw, Scasb, Scasd, Scasq, Scasw};
-        let mut code = Decoder::with_ip(64, &self.code, self.place.code, DecoderOptions::NONE);
+        let mut code = self.decoder();
         code.iter().filter(|insn| insn.ip() == rip).any(|insn| {
             let m = insn.mnemonic();
             matches!(m, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
         })
     }
 
+    /// Reads the code.
+    pub fn decoder(&self) -> Decoder<'_> {
+        let place = &self.place;
+        Decoder::with_ip(place.bits(), &self.code, place.code, DecoderOptions::NONE)
+    }
+
     /// The code, disassembled.
     pub fn listing(&self) -> String {
         let mut text = String::new();
-        for insn in &mut Decoder::with_ip(64, &self.code, self.place.code, DecoderOptions::NONE) {
+        for insn in &mut self.decoder() {
             text += &format!("  {:x}: {insn}\n", insn.ip());
         }
         text
@@ -159,13 +206,14 @@ impl Case {
 
 /// A value at a border, a pointer into one of the windows, or noise.
 fn interesting(r: &mut Random, p: &Place) -> u64 {
-    match r.below(8) {
+    let value = match r.below(8) {
         0 => r.pick(&[0, 1, 2, 7, 8, 63, 64, u64::MAX, 1 << 63, (1 << 63) - 1, 0x8000_0000, 0xff]),
         1..=3 => p.data + r.below(DATA_LEN),
         4 => USER + r.below(USER_LEN),
         5 => r.below(64),
         _ => r.bits(),
-    }
+    };
+    p.address(value)
 }
 
 /// Any selectors; those of CS and SS with the privilege level.
@@ -183,7 +231,7 @@ fn selectors(r: &mut Random, p: &Place) -> [u16; 6] {
 
 /// A canonical address, the kernel's or the user's.
 fn pointer(r: &mut Random, p: &Place) -> u64 {
-    r.pick(&[p.data, p.data + 0x1000, p.base(), USER, 0, 1 << 45])
+    p.address(r.pick(&[p.data, p.data + 0x1000, p.base(), USER, 0, 1 << 45]))
 }
 
 fn code(r: &mut Random, p: &Place, ac: bool) -> Vec<u8> {
@@ -216,31 +264,30 @@ fn noise(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
     for byte in &mut bytes {
         *byte = r.bits() as u8;
     }
-    steer_opcode(r, &mut bytes);
-    let mut insn = Decoder::with_ip(64, &bytes, at, DecoderOptions::NONE).decode();
+    steer_opcode(r, p, &mut bytes);
+    let mut insn = Decoder::with_ip(p.bits(), &bytes, at, DecoderOptions::NONE).decode();
     if insn.code() == Code::INVALID || unwanted(&insn) {
         return None;
     }
     if (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory) {
         steer_memory(r, p, &mut insn);
-        let mut encoder = Encoder::new(64);
-        encoder.encode(&insn, at).ok()?;
-        return Some(encoder.take_buffer());
+        return encode(p, &insn, at);
     }
     Some(bytes[..insn.len()].to_vec())
 }
 
 /// Prefixes and escapes with the frequency of real code rather than of noise.
-fn steer_opcode(r: &mut Random, bytes: &mut [u8; 15]) {
+fn steer_opcode(r: &mut Random, p: &Place, bytes: &mut [u8; 15]) {
     let mut at = 0;
     let mut put = |byte: u8| {
         bytes[at] = byte;
         at += 1;
     };
     if r.below(10) == 0 {
-        put(r.pick(&[0x66, 0xf2, 0xf3, 0xf0, 0x65, 0x3e]));
+        let own = if p.own_segment() == Register::FS && p.narrow { 0x64 } else { 0x65 };
+        put(r.pick(&[0x66, 0xf2, 0xf3, 0xf0, own, 0x3e]));
     }
-    if r.below(2) == 0 {
+    if r.below(2) == 0 && !p.narrow {
         put(0x48 | r.below(8) as u8);
     }
     if r.below(3) == 0 {
@@ -285,7 +332,7 @@ fn steer_memory(r: &mut Random, p: &Place, insn: &mut Instruction) {
         return;
     }
     let offset = r.below(DATA_LEN - 64) & !if r.below(2) == 0 { 15 } else { 0 };
-    let target = if insn.segment_prefix() == p.level.base_in_fs() {
+    let target = if insn.segment_prefix() == p.own_segment() {
         offset.wrapping_sub(p.base() - p.data)
     } else {
         if insn.segment_prefix() != Register::None {
@@ -296,9 +343,9 @@ fn steer_memory(r: &mut Random, p: &Place, insn: &mut Instruction) {
     match r.below(3) {
         // A stack slot.
         0 => {
-            insn.set_memory_base(Register::RSP);
+            insn.set_memory_base(p.stack());
             insn.set_memory_index(Register::None);
-            insn.set_memory_displ_size(8);
+            insn.set_memory_displ_size(p.bits() / 8);
             insn.set_memory_displacement64(r.below(0x200));
         }
         // Wherever its registers happen to point.
@@ -306,8 +353,8 @@ fn steer_memory(r: &mut Random, p: &Place, insn: &mut Instruction) {
         _ => {
             insn.set_memory_base(Register::None);
             insn.set_memory_index(Register::None);
-            insn.set_memory_displ_size(8);
-            insn.set_memory_displacement64(target);
+            insn.set_memory_displ_size(p.bits() / 8);
+            insn.set_memory_displacement64(p.address(target));
         }
     }
 }
@@ -317,15 +364,17 @@ fn template(r: &mut Random, p: &Place, at: u64, ac: &mut bool) -> Option<Vec<u8>
     match r.below(8) {
         0 => Some(flags_and_stack(r)),
         // What only a kernel may do ends a program's case.
-        1 | 4 | 5 if !p.is_kernel() => constructed(r, p, at),
+        1 | 4 | 5 if !p.is_kernel() && !p.narrow => constructed(r, p, at),
+        1 if !p.is_kernel() => narrow(r, p, at),
         1 => {
             *ac = !*ac;
             Some(vec![0x0f, 0x01, if *ac { 0xcb } else { 0xca }])
         }
-        2 => Some(string(r)),
+        2 => Some(string(r, p)),
         3 => Some(transfer(r, p, at)),
-        4 => Some(segments(r)),
-        5 => saved_vectors(r, p, at),
+        4 if !p.narrow => Some(segments(r)),
+        5 if !p.narrow => saved_vectors(r, p, at),
+        _ if p.narrow => narrow(r, p, at),
         _ => constructed(r, p, at),
     }
 }
@@ -348,6 +397,9 @@ fn transfer(r: &mut Random, p: &Place, at: u64) -> Vec<u8> {
         0 => vec![0x70 | r.below(16) as u8, 0], // jcc
         1 => vec![0xe8, 0, 0, 0, 0],            // call
         2 => vec![0xe9, 0, 0, 0, 0],            // jmp
+        // push, ret; mov eax; jmp or call eax
+        3 if p.narrow => with_address(&[0x68], at + 6, &[0xc3]),
+        _ if p.narrow => with_address(&[0xb8], at + 7, &[0xff, r.pick(&[0xe0, 0xd0])]),
         // mov rax; jmp or call rax, or push, ret
         _ if !p.is_kernel() => {
             let way = r.pick(&[[0xff, 0xe0], [0xff, 0xd0], [0x50, 0xc3]]);
@@ -400,7 +452,7 @@ fn saved_vectors(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
     let save = Instruction::with1(Code::Xsave64_mem, to).ok()?;
     // mov eax, SSE
     let mut code = vec![0xb8, 2, 0, 0, 0];
-    code.extend(encode(&save, at + code.len() as u64)?);
+    code.extend(encode(p, &save, at + code.len() as u64)?);
     // MXCSR_MASK is the CPU's: mov dword [area + 28], 0
     code.extend(with_address(&[0xc7, 0x04, 0x25], area + 28, &[0; 4]));
     Some(code)
@@ -413,7 +465,7 @@ fn constructed(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
         MemoryOperand::with_base_displ(Register::RIP, (p.code + r.below(4088)) as i64)
     };
     let based = |displacement: u64| {
-        let (at, segment) = (displacement.wrapping_sub(p.base() - p.data), p.level.base_in_fs());
+        let (at, segment) = (displacement.wrapping_sub(p.base() - p.data), p.own_segment());
         MemoryOperand::new(Register::None, Register::None, 1, at as i64, 8, false, segment)
     };
     let insn = match r.below(6) {
@@ -431,23 +483,59 @@ fn constructed(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
             Instruction::with2(Code::Mov_rm16_Sreg, to, segment)
         }
     };
-    encode(&insn.ok()?, at)
+    encode(p, &insn.ok()?, at)
 }
 
-fn encode(insn: &Instruction, at: u64) -> Option<Vec<u8>> {
-    let mut encoder = Encoder::new(64);
+/// What 32-bit code has in other forms than 64-bit code.
+fn narrow(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
+    let any = Register::EAX + r.below(8) as u32;
+    let absolute = |r: &mut Random, segment: Register| {
+        let base = if segment == p.own_segment() { p.base() } else { 0 };
+        let to = p.address((p.data + r.below(DATA_LEN - 8)).wrapping_sub(base));
+        MemoryOperand::new(Register::None, Register::None, 1, to as i64, 4, false, segment)
+    };
+    let segment = r.pick(&[Register::None, Register::DS, p.own_segment(), p.own_segment()]);
+    let memory = absolute(r, segment);
+    let slot = MemoryOperand::new(
+        Register::ESP,
+        Register::None,
+        1,
+        r.below(0x100) as i64,
+        4,
+        false,
+        Register::None,
+    );
+    let insn = match r.below(12) {
+        0 => Instruction::with1(Code::Inc_r32, any),
+        1 => Instruction::with1(Code::Dec_r16, Register::AX + r.below(8) as u32),
+        2 => Instruction::with2(Code::Mov_EAX_moffs32, Register::EAX, memory),
+        3 => Instruction::with2(Code::Mov_moffs8_AL, memory, Register::AL),
+        4 => Instruction::with1(Code::Push_rm32, memory),
+        5 => Instruction::with1(Code::Push_rm32, slot),
+        6 => Instruction::with2(Code::Add_r32_rm32, any, memory),
+        7 => Instruction::with2(Code::Mov_rm8_r8, memory, Register::AL + r.below(8) as u32),
+        8 => Instruction::with2(Code::Lea_r32_m, any, slot),
+        9 => Instruction::with1(Code::Pushd_imm8, r.below(256) as i32 - 128),
+        10 => return Some([0x8c, 0xc0 | (r.below(6) as u8) << 3 | r.below(8) as u8].to_vec()),
+        _ => Instruction::with2(Code::Xchg_r32_EAX, any, Register::EAX),
+    };
+    encode(p, &insn.ok()?, at)
+}
+
+fn encode(p: &Place, insn: &Instruction, at: u64) -> Option<Vec<u8>> {
+    let mut encoder = Encoder::new(p.bits());
     encoder.encode(insn, at).ok()?;
     Some(encoder.take_buffer())
 }
 
-fn string(r: &mut Random) -> Vec<u8> {
+fn string(r: &mut Random, p: &Place) -> Vec<u8> {
     let mut bytes = Vec::new();
     // A count is only sane now and then, so REP comes with one: mov ecx, n
     if r.below(2) == 0 {
         bytes.extend([0xb9, r.below(40) as u8, 0, 0, 0]);
         bytes.push(r.pick(&[0xf3, 0xf2]));
     }
-    if r.below(2) == 0 {
+    if r.below(2) == 0 && !p.narrow {
         bytes.push(0x48);
     }
     bytes.push(r.pick(&[0xa4, 0xa5, 0xaa, 0xab, 0xac, 0xad, 0xa6, 0xa7, 0xae, 0xaf]));

@@ -119,7 +119,9 @@ fn compare(found: &mut Vec<String>, translated: &Ending, interpreter: &Interpret
         }
     };
     differ("rip".into(), translated.rip, v.rip);
-    for (index, (a, b)) in translated.gpr.iter().zip(&v.gpr).enumerate() {
+    // The other registers are scratch to the translation of 32-bit code.
+    let registers = if v.long_mode() { 16 } else { 8 };
+    for (index, (a, b)) in translated.gpr.iter().zip(&v.gpr).take(registers).enumerate() {
         differ(format!("r{index}"), *a, *b);
     }
     let compared = (flags::STATUS | flags::DF | flags::IF | flags::AC | flags::ID) & !ignored;

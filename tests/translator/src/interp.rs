@@ -2,7 +2,7 @@
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::Result;
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::Instruction;
 use jit::Level;
 use oracle::{
     Vendor,
@@ -27,7 +27,6 @@ const MAX_STEPS: usize = 10_000;
 
 /// The interpreter in its machine.
 pub struct Interpreter {
-    place: Place,
     cpu: Cpu<oracle::interp::Machine>,
     machine: oracle::interp::Machine,
     program: Vec<Instruction>,
@@ -48,16 +47,26 @@ impl Interpreter {
     /// # Errors
     /// If the host has no memory.
     pub fn new(level: Level) -> Result<Self> {
-        let place = Place::of(level);
+        Self::at(Place::of(level))
+    }
+
+    /// The same for code at a place.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn at(place: Place) -> Result<Self> {
+        let level = place.level;
         let machine = oracle::interp::machine()?;
         let mut next = ROOT;
         let mut map = |gva: u64, gpa: u64, rights: u64| {
             let mut table = ROOT;
-            for shift in [39, 30, 21] {
+            for shift in if place.narrow { &[30, 21][..] } else { &[39, 30, 21] } {
                 let slot = table + (gva >> shift & 0x1ff) * 8;
                 if machine.ram().load64(slot) == 0 {
                     next += 0x1000;
-                    machine.ram().store64(slot, next | P | RW | US);
+                    // Entries of PAE's top level have no rights.
+                    let rights = if place.narrow && *shift == 30 { 0 } else { RW | US };
+                    machine.ram().store64(slot, next | P | rights);
                 }
                 table = machine.ram().load64(slot) & x86::paging::ADDRESS;
             }
@@ -70,7 +79,7 @@ impl Interpreter {
         }
         map(USER, IMAGE + 4096 + DATA_LEN, RW | US);
         let (cpu, vendor) = (Cpu::new(Vcpu::default()), Vendor::of_host());
-        Ok(Self { place, cpu, machine, program: Vec::new(), vendor })
+        Ok(Self { cpu, machine, program: Vec::new(), vendor })
     }
 
     /// Starts a case over.
@@ -81,9 +90,7 @@ impl Interpreter {
         ram.write(IMAGE, &code);
         ram.note_write(IMAGE, 4096);
         ram.write(IMAGE + 4096, &case.memory);
-        self.program = Decoder::with_ip(64, &case.code, self.place.code, DecoderOptions::NONE)
-            .iter()
-            .collect();
+        self.program = case.decoder().iter().collect();
         self.cpu.vcpu = state(case);
         self.cpu.state_changed();
     }
@@ -185,7 +192,12 @@ fn state(case: &Case) -> Vcpu {
         efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
         ..Vcpu::default()
     };
-    v.seg[seg::CS].attr |= attr::L;
+    if place.narrow {
+        v.efer = 0;
+        flatten(&mut v);
+    } else {
+        v.seg[seg::CS].attr |= attr::L;
+    }
     let user = place.level == Level::User;
     for segment in [seg::CS, seg::SS] {
         v.seg[segment].attr &= !(3 << attr::DPL_SHIFT);
@@ -200,4 +212,13 @@ fn state(case: &Case) -> Vcpu {
     v.xcr0 = xstate::SUPPORTED;
     v.fpu.xmm = case.xmm;
     v
+}
+
+/// Flat segments, as 32-bit Linux has them.
+fn flatten(v: &mut Vcpu) {
+    let data = attr::P | attr::S | attr::G | attr::DB | attr::RW | attr::ACCESSED;
+    for segment in &mut v.seg {
+        (segment.attr, segment.limit, segment.base) = (data, u32::MAX, 0);
+    }
+    v.seg[seg::CS].attr |= attr::CODE;
 }

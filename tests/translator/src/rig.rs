@@ -69,6 +69,8 @@ pub struct Ending {
 pub struct Rig {
     place: Place,
     layout: Layout,
+    /// Added to a GVA to get its HVA.
+    bias: u64,
     cache: Cache,
     child: libc::pid_t,
     to_child: i32,
@@ -143,9 +145,24 @@ impl Rig {
         Self::with(Layout { checks, lookups, verified, origins, ..OF_USER })
     }
 
+    /// The same for the code of a 32-bit guest.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn narrow(level: Level) -> Result<Self> {
+        let layout = if level == Level::User { OF_USER } else { LAYOUT };
+        Self::at(layout, Place::narrow(level))
+    }
+
     fn with(layout: Layout) -> Result<Self> {
-        let Layout { level, bias, .. } = layout;
-        let place = Place::of(level);
+        Self::at(layout, Place::of(layout.level))
+    }
+
+    fn at(layout: Layout, place: Place) -> Result<Self> {
+        let bias = match place {
+            Place { narrow: true, level: Level::Kernel, .. } => wedge_abi::narrow_bias(layout.bias),
+            _ => layout.bias,
+        };
         let write = libc::PROT_READ | libc::PROT_WRITE;
         let code = memfd(CACHE_LEN)?;
         map(code, 0, LAYOUT.cache, CACHE_LEN, libc::PROT_READ | libc::PROT_EXEC)?;
@@ -175,6 +192,7 @@ impl Rig {
             _ => Ok(Self {
                 place,
                 layout,
+                bias,
                 cache,
                 child,
                 to_child,
@@ -230,7 +248,7 @@ impl Rig {
 
     /// Where guest code has its own memory at a GVA.
     fn hva(&self, gva: u64) -> u64 {
-        gva.wrapping_add(self.layout.bias)
+        gva.wrapping_add(self.bias)
     }
 
     fn start(&mut self, case: &Case) {
@@ -272,9 +290,10 @@ impl Rig {
         page.regs.interrupt_flag = case.rflags & flags::IF;
         page.regs.ac = case.rflags & flags::AC;
         page.block.host_flags = case.rflags & IN_HOST | 0x202;
-        page.block.bias = self.layout.bias;
+        page.block.bias = self.bias;
         page.block.nowhere = NOWHERE;
-        page.block.percpu = self.hva(self.place.base());
+        let base = self.place.base();
+        page.block.percpu = if self.place.narrow { base } else { self.hva(base) };
         page.run.pending = case.pending.into();
         prepare_vectors(case);
     }
@@ -437,7 +456,8 @@ impl Rig {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let how = How { ac: alignment, version, ..How::default() };
+        let narrow = self.place.narrow;
+        let how = How { ac: alignment, version, narrow, ..How::default() };
         let made = self.cache.add(&mut View, known_by, bytes, bytes.len(), how, [0; 2]);
         let host = made.map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))?;
         if self.layout.origins.is_some() {
@@ -464,7 +484,7 @@ impl Rig {
         if mailbox.signal != 0 {
             let position =
                 self.cache.position(mailbox.pc).context("a fault outside every block")?;
-            position.mark.fixes.apply(&mut gpr, &page.block.spill, self.layout.bias);
+            position.mark.fixes.apply(&mut gpr, &page.block.spill, self.bias);
             rip = self.resolve(position.guest);
         }
         let rflags = page.block.host_flags & IN_HOST

@@ -2,11 +2,12 @@
 
 mod support;
 
-use translator::rig::Rig;
+use jit::Level;
+use translator::{case::Place, rig::Rig};
 
 #[test]
 fn programs_whose_accesses_are_checked_agree_with_the_interpreter() {
     let mut rig = Rig::at_places(true).expect("the host gives memory and a process");
-    support::agree(&mut rig, 20);
+    support::agree(&mut rig, Place::of(Level::User), 20);
     assert!(rig.filled > 2000, "only {} look-ups", rig.filled);
 }

@@ -2,11 +2,12 @@
 
 mod support;
 
-use translator::rig::Rig;
+use jit::Level;
+use translator::{case::Place, rig::Rig};
 
 #[test]
 fn programs_whose_operands_are_looked_up_agree_with_the_interpreter() {
     let mut rig = Rig::with_lookups().expect("the host gives memory and a process");
-    support::agree(&mut rig, 20);
+    support::agree(&mut rig, Place::of(Level::User), 20);
     assert!(rig.filled > 2000, "only {} look-ups", rig.filled);
 }

@@ -2,7 +2,10 @@
 
 use super::scratch::{Accesses, Scratch};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
-use jit::{Level, rules::rule};
+use jit::{
+    Level,
+    rules::{narrow, rule},
+};
 use x86::{Fault, Vcpu, flags};
 use x86_interp::{Cpu, rflags};
 
@@ -87,14 +90,16 @@ fn follow(
     moments: &mut Vec<Moment>,
 ) -> End {
     let mut undefined = 0;
-    let mut decoder = Decoder::with_ip(64, code, cpu.vcpu.rip, DecoderOptions::NONE);
+    let bits = cpu.vcpu.code_bits();
+    let mut decoder = Decoder::with_ip(bits, code, cpu.vcpu.rip, DecoderOptions::NONE);
     loop {
         let (vcpu, progress) = (cpu.vcpu.clone(), machine.progress());
         let next = (decoder.can_decode() && decoder.ip() == vcpu.rip).then(|| decoder.decode());
         let repeats = next.is_some_and(|insn| repeats(&insn));
         moments.push(Moment { vcpu, undefined, repeats, progress });
         let Some(insn) = next else { return End::Complete };
-        if rule(&insn, level).is_left_to_others() {
+        let rule = if bits == 32 { narrow(&insn, level) } else { rule(&insn, level) };
+        if rule.is_left_to_others() {
             return End::Complete;
         }
         if let Some(reason) = open(&insn, undefined) {

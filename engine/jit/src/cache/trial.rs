@@ -70,11 +70,10 @@ impl Cache {
     pub fn ran_alone(&mut self, memory: &mut impl CodeMemory, host: u64) {
         let Some(number) = self.records.live_at(host) else { return };
         let Some(lookups) = self.trials.ran(number) else { return };
-        let stubs = Stubs::of(&self.layout);
         let first = self.records.host(number);
         for lookup in lookups {
             let site = first + u64::from(lookup.displacement);
-            self.point(memory, site, stubs.indirect[usize::from(lookup.ac)]);
+            self.point(memory, site, lookup.routine);
         }
         self.integrate(memory, number);
     }

@@ -138,19 +138,12 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.put_aside(&mut fixes, 1, Register::RCX);
         self.asm.load_mem(Register::RAX, biased(Register::RSP, 0));
-        // Any other bit? Extracting them makes zero or not, without flags.
-        self.asm.mov_imm(Register::RCX, u64::from(!(POPPABLE as u32)));
-        let (all, other) = (Register::RAX, Register::RCX);
-        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, other, all, other);
-        let usual = self.asm.jrcxz();
+        let usual = self.when_poppable();
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));
         self.call_out(insn);
         self.asm.bind_short(usual);
-        self.asm.mov(Register::RCX, Register::RAX);
-        self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
-        self.asm.store(slot!(regs.interrupt_flag), Register::RCX);
-        self.with_imm(Code::And_rm32_imm32, Register::EAX, IN_HOST as u32);
+        self.split_flags();
         self.on_own_stack(&mut fixes, |e| {
             e.asm.reg1(Code::Push_r64, Register::RAX);
             e.asm.op(Code::Popfq);
@@ -160,8 +153,25 @@ impl Emitter<'_> {
         Flow::On
     }
 
+    /// A short jump that is taken if RAX has only flags that POPF may load without a call-out. RCX is lost.
+    pub(super) fn when_poppable(&mut self) -> usize {
+        // Any other bit? Extracting them makes zero or not, without flags.
+        self.asm.mov_imm(Register::RCX, u64::from(!(POPPABLE as u32)));
+        let (all, other) = (Register::RAX, Register::RCX);
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, other, all, other);
+        self.asm.jrcxz()
+    }
+
+    /// RAX has flags that POPF loads: IF goes to its word and RCX, and what is the host's stays.
+    pub(super) fn split_flags(&mut self) {
+        self.asm.mov(Register::RCX, Register::RAX);
+        self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
+        self.asm.store(slot!(regs.interrupt_flag), Register::RCX);
+        self.with_imm(Code::And_rm32_imm32, Register::EAX, IN_HOST as u32);
+    }
+
     /// RCX holds the new IF, RAX and RCX are put aside: leaves if an interrupt can be taken.
-    fn leave_if_open(&mut self, next: u64) {
+    pub(super) fn leave_if_open(&mut self, next: u64) {
         let closed = self.asm.jrcxz();
         self.asm.load(Register::RCX, slot!(run.pending));
         let none = self.asm.jrcxz();
@@ -180,7 +190,7 @@ impl Emitter<'_> {
     }
 
     /// Runs host stack instructions on the vCPU page's small stack: RSP is put aside.
-    fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
+    pub(super) fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
         self.put_aside(fixes, 2, Register::RSP);
         let top = self.layout.vcpu_page
             + (core::mem::offset_of!(VcpuPage, block.stack) + size_of::<[u64; 8]>()) as u64;

@@ -204,6 +204,11 @@ pub(super) fn on_stack(insn: &Instruction) -> bool {
     insn.memory_base() == Register::RSP
 }
 
+/// The same in 32-bit code.
+pub(super) fn on_narrow_stack(insn: &Instruction) -> bool {
+    insn.memory_base() == Register::ESP
+}
+
 /// The memory operand with another segment.
 pub(super) fn flat_operand(insn: &Instruction, segment: Register) -> MemoryOperand {
     MemoryOperand::new(

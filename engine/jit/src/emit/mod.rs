@@ -8,6 +8,7 @@ mod gate;
 mod landing;
 mod lookup;
 mod memory;
+mod narrow;
 mod segment;
 mod stack;
 mod string;
@@ -101,7 +102,10 @@ impl<'a> Emitter<'a> {
         // Between a tap and its instruction nothing else comes: it would be recorded again.
         let boundary = shadow == Shadow::None && (self.guest != 0 || self.tapped.is_none());
         self.mark(boundary, Fixes::default());
-        let flow = self.apply(rule(insn, self.layout.level), insn, bytes, follower);
+        let flow = match self.request.narrow {
+            true => self.apply_narrow(insn, bytes, follower),
+            false => self.apply(rule(insn, self.layout.level), insn, bytes, follower),
+        };
         if shadow == Shadow::Checked && flow == Flow::On {
             self.check_pending(insn.next_ip());
         }
@@ -235,8 +239,13 @@ impl<'a> Emitter<'a> {
             self.asm.store(spill(1), Register::RCX);
             return self.asm.land(landings);
         }
-        let displacement = self.asm.jmp(self.stubs.indirect[usize::from(ac)]) as u32;
-        self.lookups.push(JumpLookup { displacement, ac });
+        self.jump_by(self.stubs.indirect[usize::from(ac)]);
+    }
+
+    /// Jumps to a routine that looks up the block for the GVA in RAX.
+    fn jump_by(&mut self, routine: u64) {
+        let displacement = self.asm.jmp(routine) as u32;
+        self.lookups.push(JumpLookup { displacement, routine });
     }
 
     /// Two registers the instruction does not use, other than RSP.

@@ -1,0 +1,196 @@
+//! The same for the code of 32-bit guests, which is executed as 64-bit code.
+
+use super::{Level, Rule, is_string, same_in_user_mode, touches_memory};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+/// Chooses the rule for an instruction of 32-bit code.
+pub fn narrow(insn: &Instruction, level: Level) -> Rule {
+    match common(insn, level) {
+        rule if level == Level::Kernel || is_users(rule) => rule,
+        _ => Rule::CallOut,
+    }
+}
+
+/// User code may do it.
+fn is_users(rule: Rule) -> bool {
+    use Rule::*;
+    !matches!(rule, SetInterrupts(_) | SetAlignment(_) | PopFlags | ReadControl)
+}
+
+fn common(insn: &Instruction, level: Level) -> Rule {
+    use Rule::*;
+    match insn.mnemonic() {
+        Mnemonic::Cli => SetInterrupts(false),
+        Mnemonic::Sti => SetInterrupts(true),
+        Mnemonic::Clac => SetAlignment(false),
+        Mnemonic::Stac => SetAlignment(true),
+        Mnemonic::Lea => Copy,
+        Mnemonic::Pause if insn.len() > 2 => CallOut,
+        Mnemonic::Pause if level == Level::Kernel => Pause,
+        Mnemonic::Rdtscp => ReadTime,
+        Mnemonic::Mov if reads_selector(insn) => ReadSelector,
+        Mnemonic::Mov if reads_control(insn) => ReadControl,
+        _ => of_code(insn, level),
+    }
+}
+
+fn of_code(insn: &Instruction, level: Level) -> Rule {
+    use Rule::*;
+    match insn.code() {
+        Code::Push_r32 | Code::Pushd_imm8 | Code::Pushd_imm32 => Push,
+        Code::Push_rm32 if is_reached(insn, level) => Push,
+        Code::Pop_r32 => Pop,
+        Code::Leaved => Leave,
+        Code::Pushfd => PushFlags,
+        Code::Popfd => PopFlags,
+        Code::Call_rel32_32 => Call,
+        Code::Call_rm32 if is_reached(insn, level) => CallIndirect,
+        Code::Jmp_rel8_32 | Code::Jmp_rel32_32 => Jump,
+        Code::Jmp_rm32 if is_reached(insn, level) => JumpIndirect,
+        Code::Retnd | Code::Retnd_imm16 => Return,
+        _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch32 => Conditional,
+        _ => match insn.flow_control() {
+            FlowControl::Next if is_string(insn) => string(insn),
+            FlowControl::Next => straight(insn, level),
+            _ => CallOut,
+        },
+    }
+}
+
+/// By 32-bit pointers, and from no segment of its own.
+fn string(insn: &Instruction) -> Rule {
+    let wide = (0..insn.op_count()).all(|i| {
+        matches!(insn.op_kind(i), OpKind::MemorySegESI | OpKind::MemoryESEDI | OpKind::Register)
+    });
+    let flat = !matches!(insn.memory_segment(), Register::CS | Register::FS | Register::GS);
+    if wide && flat && copied_string(insn) { Rule::String } else { Rule::CallOut }
+}
+
+fn copied_string(insn: &Instruction) -> bool {
+    use Mnemonic::*;
+    matches!(insn.mnemonic(), Movsb | Movsw | Movsd | Stosb | Stosw | Stosd | Lodsb | Lodsw | Lodsd)
+        || matches!(insn.mnemonic(), Cmpsb | Cmpsw | Cmpsd | Scasb | Scasw | Scasd)
+}
+
+/// Instructions that go on with the next one.
+fn straight(insn: &Instruction, level: Level) -> Rule {
+    if !same_in_user_mode(insn) {
+        return Rule::CallOut;
+    }
+    let memory = (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory);
+    let segments = (0..insn.op_count()).any(|i| insn.op_register(i).is_segment_register());
+    match (memory, segments) {
+        (_, true) => Rule::CallOut,
+        (false, _) if touches_memory(insn) => Rule::CallOut,
+        (false, _) => Rule::Copy,
+        (true, _) if !is_reached(insn, level) => Rule::CallOut,
+        (true, _) if insn.memory_segment() == own_segment(level) => Rule::PerCpu,
+        (true, _) => Rule::Memory,
+    }
+}
+
+/// No operand is in memory, or it is in a flat segment or in the one of the CPU's or the thread's own.
+fn is_reached(insn: &Instruction, level: Level) -> bool {
+    let segment = insn.memory_segment();
+    // What CS leads to cannot be written. A no-operation accesses nothing.
+    let flat = match segment {
+        Register::CS => insn.mnemonic() == Mnemonic::Nop,
+        _ => !matches!(segment, Register::FS | Register::GS),
+    };
+    let in_memory = (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory);
+    !in_memory || flat || segment == own_segment(level)
+}
+
+/// The segment of the CPU's own memory, or of a thread's.
+pub(crate) fn own_segment(level: Level) -> Register {
+    match level {
+        Level::Kernel => Register::FS,
+        Level::User => Register::GS,
+    }
+}
+
+/// A selector into a register.
+fn reads_selector(insn: &Instruction) -> bool {
+    matches!(insn.code(), Code::Mov_rm16_Sreg | Code::Mov_r32m16_Sreg)
+        && insn.op0_kind() == OpKind::Register
+}
+
+fn reads_control(insn: &Instruction) -> bool {
+    insn.code() == Code::Mov_r32_cr && matches!(insn.op1_register(), Register::CR2 | Register::CR3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions};
+
+    fn rule_of(bytes: &[u8], level: Level) -> Rule {
+        narrow(&Decoder::new(32, bytes, DecoderOptions::NONE).decode(), level)
+    }
+
+    #[test]
+    fn the_kernels_code_has_its_own_rules() {
+        for (bytes, wanted) in [
+            (&[0x40][..], Rule::Copy),                    // inc eax
+            (&[0x8b, 0x1d, 0, 0, 0, 0xc1], Rule::Memory), // mov ebx, [0xc1000000]
+            (&[0xa1, 0, 0, 0, 0xc1], Rule::Memory),       // mov eax, [0xc1000000]
+            (&[0x64, 0xa1, 0, 0, 0, 0xc1], Rule::PerCpu), // mov eax, fs:[0xc1000000]
+            (&[0x8d, 0x74, 0x26, 0], Rule::Copy),         // lea esi, [esi]
+            (&[0x50], Rule::Push),                        // push eax
+            (&[0xff, 0x30], Rule::Push),                  // push dword [eax]
+            (&[0x58], Rule::Pop),                         // pop eax
+            (&[0xe8, 0, 0, 0, 0], Rule::Call),
+            (&[0xff, 0xd0], Rule::CallIndirect), // call eax
+            (&[0xc3], Rule::Return),
+            (&[0x75, 0], Rule::Conditional),
+            (&[0xf3, 0xa5], Rule::String), // rep movsd
+            (&[0x9c], Rule::PushFlags),
+            (&[0x9d], Rule::PopFlags),
+            (&[0xfa], Rule::SetInterrupts(false)),
+            (&[0x0f, 0x01, 0xcb], Rule::SetAlignment(true)), // stac
+            (&[0x0f, 0x20, 0xd0], Rule::ReadControl),        // mov eax, cr2
+            (&[0x8c, 0xd8], Rule::ReadSelector),             // mov eax, ds
+        ] {
+            assert_eq!(rule_of(bytes, Level::Kernel), wanted, "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn what_64_bit_code_does_otherwise_is_interpreted() {
+        for bytes in [
+            &[0x60][..],               // pushad
+            &[0x27],                   // daa
+            &[0x63, 0xc8],             // arpl ax, cx
+            &[0xc5, 0x00],             // lds eax, [eax]
+            &[0x62, 0x00],             // bound eax, [eax]
+            &[0xe3, 0],                // jecxz
+            &[0xe2, 0],                // loop
+            &[0x1e],                   // push ds
+            &[0x8e, 0xd8],             // mov ds, eax
+            &[0x65, 0xa1, 0, 0, 0, 0], // mov eax, gs:[0], which is the thread's
+            &[0x66, 0x50],             // push ax
+            &[0x67, 0xa5],             // movsd by 16-bit pointers
+            &[0x66, 0xc3],             // ret to 16 bits
+            &[0xff, 0x18],             // call far [eax]
+            &[0xcf],                   // iretd
+            &[0xcd, 0x80],             // int 0x80
+            &[0x0f, 0x34],             // sysenter
+            &[0x0f, 0x22, 0xd8],       // mov cr3, eax
+            &[0x0f, 0x01, 0x38],       // invlpg [eax]
+            &[0xf4],                   // hlt
+        ] {
+            assert_eq!(rule_of(bytes, Level::Kernel), Rule::CallOut, "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn programs_may_do_less_and_have_another_segment_of_their_own() {
+        assert_eq!(rule_of(&[0x65, 0xa1, 0, 0, 0, 0], Level::User), Rule::PerCpu);
+        assert_eq!(rule_of(&[0x64, 0xa1, 0, 0, 0, 0], Level::User), Rule::CallOut);
+        assert_eq!(rule_of(&[0x9c], Level::User), Rule::PushFlags);
+        assert_eq!(rule_of(&[0xf3, 0x90], Level::User), Rule::Copy);
+        for bytes in [&[0xfa][..], &[0x9d], &[0x0f, 0x01, 0xcb], &[0x0f, 0x20, 0xd0]] {
+            assert_eq!(rule_of(bytes, Level::User), Rule::CallOut, "{bytes:x?}");
+        }
+    }
+}
