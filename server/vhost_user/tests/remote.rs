@@ -435,6 +435,7 @@ fn what_the_host_has_for_a_queue_reaches_it() {
 /// then, it answers later.
 fn answers_while_the_driver_rings(nearness: Nearness) {
     const TIMES: usize = 200;
+    const ROUNDS: usize = 20;
     if thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
         return; // there is no other CPU, and all is as in the other tests
     }
@@ -444,13 +445,21 @@ fn answers_while_the_driver_rings(nearness: Nearness) {
     one.set(sched_getcpu());
     sched_setaffinity(None, &one).expect("allowed");
     let mut at_once = 0;
-    for _ in 0..TIMES {
-        bench.asks(0, b"request");
-        at_once += bench.machine.take_messages().len();
-        assert_eq!(bench.answered(0), b"sfrvftu");
-        if at_once == 0 {
-            until(|| bench.machine.take_messages().pop());
+    // Something else may have the other CPU for a while, as another test's server.
+    for _ in 0..ROUNDS {
+        at_once = 0;
+        for _ in 0..TIMES {
+            bench.asks(0, b"request");
+            at_once += bench.machine.take_messages().len();
+            assert_eq!(bench.answered(0), b"sfrvftu");
+            if at_once == 0 {
+                until(|| bench.machine.take_messages().pop());
+            }
         }
+        if at_once > TIMES / 4 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(200));
     }
     assert!(at_once > TIMES / 4, "{at_once} of {TIMES} answers were there at once");
     bench.machine.take_messages();
