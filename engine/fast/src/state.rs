@@ -4,7 +4,7 @@
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
 use engine::Board;
-use wedge_abi::{AREAS, Base, NOWHERE, VcpuPage, area_of};
+use wedge_abi::{AREAS, Base, NOWHERE, VcpuPage, area_of, walks};
 use x86::{
     Segment, Vcpu,
     control::{cr0, cr4, efer},
@@ -60,7 +60,7 @@ pub fn load(vcpu: &Vcpu, base: Base, page: &mut VcpuPage) {
     (page.system.gdt, page.system.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     page.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
     (page.regs.cr2, page.regs.cr3) = (vcpu.cr2, vcpu.cr3);
-    page.run.walks = walks(vcpu).into();
+    page.run.walks = walks(vcpu);
     page.run.pcids = vcpu.cr4 & cr4::PCIDE;
     page.system.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
     page.system.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
@@ -94,9 +94,15 @@ pub fn may_cross(vcpu: &Vcpu, narrow: bool) -> bool {
         && (narrow || !has_loaded_area(vcpu))
 }
 
-/// The guest's paging is of the kind the wedge can walk.
-fn walks(vcpu: &Vcpu) -> bool {
-    vcpu.long_mode() && vcpu.efer & efer::NXE != 0 && vcpu.cr0 & cr0::WP != 0
+/// How the wedge can walk the guest's page tables.
+fn walks(vcpu: &Vcpu) -> u64 {
+    const PAE: u64 = cr4::PAE | cr4::PGE;
+    let protects = vcpu.efer & efer::NXE != 0 && vcpu.cr0 & cr0::WP != 0;
+    match protects {
+        true if vcpu.long_mode() => walks::FOUR_LEVELS,
+        true if vcpu.cr0 & cr0::PG != 0 && vcpu.cr4 & PAE == PAE => walks::PAE,
+        _ => walks::NONE,
+    }
 }
 
 /// User code with this state, and with these thread-local segments, can run on the CPU: what the CPU would show it of its segments is what

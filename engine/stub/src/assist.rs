@@ -17,7 +17,7 @@ use crate::{
 use core::arch::naked_asm;
 use wedge_abi::{
     BlockExit, COPIES, LOOKUP_WRITE, Mapped, OpenCall, REGIONS, Reason, UserPoint, VcpuPage,
-    Vectors, calls, copy_slot, forks, go, percpu, region,
+    Vectors, calls, copy_slot, forks, go, percpu, region, walks,
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
@@ -174,7 +174,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     const SYSTEM_CALL: u64 = BlockExit::SystemCall as u64;
     const TAP: u64 = BlockExit::Tap as u64;
     let vcpu = &mut *cx.vcpu;
-    let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks != 0);
+    let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks == walks::FOUR_LEVELS);
     let next = match vcpu.exit.kind {
         // Jumps of programs' code to other texts are never linked.
         MISS if vcpu.exit.info == 0 || vcpu.regs.cpl != 0 => miss(cx),
@@ -443,7 +443,7 @@ fn iret_to_user(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> Op
     cx.vcpu.regs.gpr[RSP] = rsp;
     (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (cs & 0xffff, ss & 0xffff);
     enter_user(cx, rip, flags);
-    if cx.vcpu.run.walks != 0 {
+    if cx.vcpu.run.walks == walks::FOUR_LEVELS {
         fault::before_return(cx);
     }
     Some(with_block(cx))
@@ -461,7 +461,7 @@ fn iret_to_kernel(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> 
     (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (cs & 0xffff, ss & 0xffff);
     cx.vcpu.regs.rip = rip;
     cx.vcpu.counters.kernel_returns += 1;
-    if flags & AC != 0 && cx.vcpu.run.walks != 0 {
+    if flags & AC != 0 && cx.vcpu.run.walks == walks::FOUR_LEVELS {
         fault::before_return(cx);
     }
     enter_kernel_at(cx, flags, known);

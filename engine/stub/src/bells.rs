@@ -14,7 +14,7 @@ use core::{
     arch::x86_64::{_mm_pause, _rdtsc},
     sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
 };
-use wedge_abi::{Bell, RAM, Ring, Shared, VcpuPage, WORDS, words};
+use wedge_abi::{Bell, RAM, Ring, Shared, VcpuPage, WORDS, walks, words};
 
 /// What came of waiting for an answer.
 enum Outcome {
@@ -39,7 +39,8 @@ pub fn ring(cx: &mut Context<'_>) -> Option<Next> {
 
 fn try_ring(cx: &mut Context<'_>) -> Option<Next> {
     let ring = instruction(cx.vcpu)?;
-    let may = assist::delivers(cx) && cx.vcpu.run.alone == 0 && cx.vcpu.run.walks != 0;
+    let may =
+        assist::delivers(cx) && cx.vcpu.run.alone == 0 && cx.vcpu.run.walks == walks::FOUR_LEVELS;
     if !may || epoch() != cx.vcpu.told.bells.epoch || take_late(cx.vcpu) {
         return None;
     }

@@ -14,7 +14,7 @@ use wedge_abi::{
     BlockExit, COMPUTED, CROSSES, DEEP, DEEP_REACH, FAULTS, FRONT_LEN, FaultState, HEAD_LEN,
     KERNEL_FAULTS, KernelFaultState, TABLE_SLOTS, TABLES, TextPage, USER_TABLES, VERSION_REACH,
     VERSIONS, VcpuPage, deep_slot, fault_slot, kernel_key, placed_key, version_key, version_slot,
-    versioned,
+    versioned, walks,
 };
 
 /// The first address (GVA) at which user code cannot be.
@@ -65,7 +65,7 @@ pub enum UserBlock {
 
 /// The block at a guest address that the page tables of the program that runs lead to.
 pub fn verified_user(cx: &mut Context<'_>, guest: u64) -> UserBlock {
-    if cx.vcpu.run.walks == 0 || guest >= USER_END {
+    if cx.vcpu.run.walks == walks::NONE || guest >= USER_END {
         return UserBlock::Unknown;
     }
     let leaf = match mmu::walk(cx, guest, FETCH) {

@@ -7,10 +7,11 @@ use crate::{
     mmu::{self, Access, Walk},
 };
 use core::arch::naked_asm;
-use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, STRING_BIASES, VcpuPage, go};
+use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, STRING_BIASES, VcpuPage, go, walks};
 use x86::{
     exception::pf,
     flags::{FIXED, IF, NT, RF, TF, VM},
+    narrow::KERNEL_START,
     reg::{RDI, RSI, RSP},
     vector,
 };
@@ -31,7 +32,11 @@ pub fn user(cx: &mut Context<'_>) -> Next {
     let (gva, code) = (cx.vcpu.exit.address, cx.vcpu.exit.error);
     // A fault at the table of patched calls may be that of a patched one.
     let at_sites = gva.wrapping_sub(SITES as u64) < SITES_LEN as u64;
-    if cx.vcpu.run.walks == 0 || at_sites || gva >> 47 != 0 || cx.vcpu.regs.rip >> 47 != 0 {
+    if cx.vcpu.run.walks != walks::FOUR_LEVELS
+        || at_sites
+        || gva >> 47 != 0
+        || cx.vcpu.regs.rip >> 47 != 0
+    {
         return Next::Exit(Reason::UserSignal);
     }
     let access = user_access(code);
@@ -57,7 +62,11 @@ fn user_access(code: u64) -> Access {
 pub fn kernel(cx: &mut Context<'_>) -> Next {
     let write = cx.vcpu.exit.error & WRITE != 0;
     let access = Access { write, fetch: false, user: cx.vcpu.regs.cpl != 0 };
-    let gva = if cx.vcpu.run.walks == 0 { None } else { accessed(cx) };
+    let gva = match cx.vcpu.run.walks {
+        walks::NONE => None,
+        walks::PAE => narrow_accessed(cx),
+        _ => accessed(cx),
+    };
     let next = gva.and_then(|gva| match mmu::walk(cx, gva, access) {
         Walk::Found(leaf) if mmu::install(cx, gva, leaf, access) => Some(mapped(cx)),
         Walk::Fault(present) if access.user => of_known_code(cx, gva, present),
@@ -140,6 +149,18 @@ fn accessed(cx: &Context<'_>) -> Option<u64> {
         0 => kernel_address(cx),
         _ => (cx.vcpu.exit.address >> 47 == 0 && !at_sites).then_some(cx.vcpu.exit.address),
     }
+}
+
+/// The same of a 32-bit guest's code: the kernel's addresses are those of a 64-bit kernel's last GiB.
+fn narrow_accessed(cx: &Context<'_>) -> Option<u64> {
+    const START: u64 = KERNEL_START | !0 << 32;
+    let (address, [user, open]) =
+        (cx.vcpu.exit.address, [cx.vcpu.regs.cpl != 0, cx.vcpu.regs.ac != 0]);
+    let at_sites = address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
+    if address < KERNEL_START {
+        return ((user || open) && !at_sites).then_some(address);
+    }
+    Some(address.wrapping_sub(bias())).filter(|gva| !user && *gva >= START)
 }
 
 /// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the

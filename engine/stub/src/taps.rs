@@ -12,7 +12,7 @@ use crate::{
     walk::{self, ram_offset},
 };
 use core::arch::asm;
-use wedge_abi::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, go};
+use wedge_abi::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, go, walks};
 use x86::{
     paging::canonical,
     tap::{self, Memory, Moment, Outcome},
@@ -28,7 +28,9 @@ pub fn pass(cx: &mut Context<'_>) -> bool {
 }
 
 fn pass_by(cx: &mut Context<'_>, taps: &mut Taps) -> bool {
-    let looks = cx.vcpu.run.walks != 0 && cx.vcpu.regs.cpl == 0 && cx.vcpu.run.go != go::LEAVE;
+    let looks = cx.vcpu.run.walks == walks::FOUR_LEVELS
+        && cx.vcpu.regs.cpl == 0
+        && cx.vcpu.run.go != go::LEAVE;
     let outcome = match taps.points.find(cx.vcpu.regs.rip) {
         Some(first) if looks => record(cx, taps, first),
         Some(_) => Outcome::Odd,

@@ -4,7 +4,7 @@
 
 use crate::{Context, reach};
 use core::sync::atomic::{AtomicU64, Ordering};
-use wedge_abi::{MARKS, RAM, Shared};
+use wedge_abi::{MARKS, RAM, Shared, walks};
 use x86::{
     Fault,
     control::{cr0, cr4, efer},
@@ -149,13 +149,19 @@ impl WalkMemory for Tables<'_> {
     }
 }
 
-/// How the guest's CPU walks while a wedge may do so ([`wedge_abi::RunControl::walks`]).
+/// How the guest's CPU walks tables of four levels.
 const ROOTS: Roots = Roots {
     cr0: cr0::PE | cr0::WP | cr0::PG,
     cr3: 0,
     cr4: cr4::PAE | cr4::PGE,
     efer: efer::LME | efer::LMA | efer::NXE,
 };
+
+/// How the guest's CPU walks while a wedge may do so ([`wedge_abi::RunControl::walks`]).
+fn roots(cx: &Context<'_>) -> Roots {
+    let efer = if cx.vcpu.run.walks == walks::PAE { efer::NXE } else { ROOTS.efer };
+    Roots { cr3: cx.vcpu.regs.cr3, efer, ..ROOTS }
+}
 
 /// Walks the guest's page tables for an access, setting accessed and dirty bits.
 pub fn walk(cx: &Context<'_>, gva: u64, access: Access) -> Walk {
@@ -184,7 +190,7 @@ fn translate(
     access: paging::Access,
 ) -> Option<Result<Translation, Fault>> {
     let mut tables = Tables { shared: cx.shared, odd: false };
-    let found = paging::walk(&mut tables, Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS }, gva, access);
+    let found = paging::walk(&mut tables, roots(cx), gva, access);
     (!tables.odd).then_some(found)
 }
 
@@ -243,6 +249,7 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
 /// GPA of the last-level table for `gva`, and the rights of the levels above it in the form of [`Descent::table`].
 pub(crate) fn last_table(cx: &Context<'_>, gva: u64) -> Option<u64> {
     let mut tables = Tables { shared: cx.shared, odd: false };
-    let roots = Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS };
-    Descent::top(roots).look(&mut tables, roots, gva, (LARGE_BITS, P | A))?.table()
+    let roots = roots(cx);
+    let top = Descent::start(&mut tables, roots, gva)?;
+    top.look(&mut tables, roots, gva, (LARGE_BITS, P | A))?.table()
 }

@@ -94,12 +94,22 @@ pub struct RunControl {
     pub compatibility: u64,
     /// The wedge may do SYSCALL, SYSRET and IRET itself.
     pub fast: u64,
-    /// The wedge may walk the guest's page tables: 4-level paging with NX and WP.
+    /// How the wedge may walk the guest's page tables, one of [`walks`].
     pub walks: u64,
     /// Not zero: translations have process-context identifiers.
     pub pcids: u64,
     /// Not zero: the monitor is told of each exit of translated code, even of what the wedge could do.
     pub alone: u64,
+}
+
+/// How a wedge may walk the guest's page tables, which have NX and WP.
+pub mod walks {
+    /// Not at all.
+    pub const NONE: u64 = 0;
+    /// They have four levels.
+    pub const FOUR_LEVELS: u64 = 1;
+    /// They are a 32-bit guest's, with PAE and global pages. Only to answer faults of translated code.
+    pub const PAE: u64 = 2;
 }
 
 /// What translated code keeps in memory: spilled registers, constants, the host's state around it.

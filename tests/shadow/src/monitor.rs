@@ -180,7 +180,7 @@ impl Run {
         with(|world| {
             let roots = roots(world);
             let page = world.pages.vcpu_page();
-            (page.regs.cr3, page.run.walks) = (roots.cr3, 1);
+            (page.regs.cr3, page.run.walks) = (roots.cr3, wedge_abi::walks::FOUR_LEVELS);
             world.fill();
         });
     }
