@@ -505,7 +505,7 @@ fn narrow(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
         false,
         Register::None,
     );
-    let insn = match r.below(12) {
+    let insn = match r.below(15) {
         0 => Instruction::with1(Code::Inc_r32, any),
         1 => Instruction::with1(Code::Dec_r16, Register::AX + r.below(8) as u32),
         2 => Instruction::with2(Code::Mov_EAX_moffs32, Register::EAX, memory),
@@ -516,6 +516,15 @@ fn narrow(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
         7 => Instruction::with2(Code::Mov_rm8_r8, memory, Register::AL + r.below(8) as u32),
         8 => Instruction::with2(Code::Lea_r32_m, any, slot),
         9 => Instruction::with1(Code::Pushd_imm8, r.below(256) as i32 - 128),
+        // push sreg
+        11 => {
+            return Some(
+                r.pick(&[&[0x06][..], &[0x0e], &[0x16], &[0x1e], &[0x0f, 0xa0], &[0x0f, 0xa8]])
+                    .to_vec(),
+            );
+        }
+        12 => Instruction::with1(Code::Pop_rm32, memory),
+        13 => Instruction::with1(Code::Pop_rm32, slot),
         10 => return Some([0x8c, 0xc0 | (r.below(6) as u8) << 3 | r.below(8) as u8].to_vec()),
         _ => Instruction::with2(Code::Xchg_r32_EAX, any, Register::EAX),
     };

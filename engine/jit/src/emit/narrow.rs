@@ -9,6 +9,7 @@ use super::{
     Emitter,
     lookup::at_sum,
     memory::{flat_operand, on_narrow_stack},
+    segment::selector_slot,
     string::{Pointers, pointers},
 };
 use crate::{
@@ -163,6 +164,12 @@ impl Emitter<'_> {
         let top = narrow_stack(-WORD);
         match insn.code() {
             Code::Push_r32 => self.store_narrow(top, insn.op0_register()),
+            _ if insn.op0_register().is_segment_register() => {
+                self.asm.load(ADDRESS, selector_slot(insn.op0_register()));
+                // Of a doubleword only the lower half is written (SDM vol. 2, PUSH).
+                let store = Instruction::with2(Code::Mov_rm16_r16, top, Register::R8W);
+                self.asm.put(&store.expect("mov m16, r16"));
+            }
             Code::Push_rm32 => {
                 if !self.load_narrow(insn, Register::R8D) {
                     return self.call_out(insn);
@@ -176,12 +183,39 @@ impl Emitter<'_> {
     }
 
     fn pop_narrow(&mut self, insn: &Instruction) -> Flow {
+        if insn.op0_kind() == OpKind::Memory {
+            return self.pop_narrow_to_memory(insn);
+        }
         let into = insn.op0_register();
         self.load_narrow_from(into, narrow_stack(0));
         if into != Register::ESP {
             self.move_narrow_stack(WORD);
         }
         Flow::On
+    }
+
+    /// An address by ESP is one by what ESP is behind the instruction.
+    fn pop_narrow_to_memory(&mut self, insn: &Instruction) -> Flow {
+        let by_stack = on_narrow_stack(insn);
+        if self.ac && !by_stack {
+            return self.call_out(insn);
+        }
+        let mut to = *insn;
+        if by_stack {
+            to.set_memory_displ_size(4);
+            let displacement = insn.memory_displacement64().wrapping_add(WORD as u64);
+            to.set_memory_displacement64(displacement & 0xffff_ffff);
+        }
+        let to = flat_operand(&to, Register::GS);
+        match Instruction::with2(Code::Mov_rm32_r32, to, Register::R8D) {
+            Ok(store) if self.asm.can_put(&store) => {
+                self.load_narrow_from(Register::R8D, narrow_stack(0));
+                self.asm.put(&store);
+                self.move_narrow_stack(WORD);
+                Flow::On
+            }
+            _ => self.call_out(insn),
+        }
     }
 
     fn leave_narrow(&mut self) -> Flow {

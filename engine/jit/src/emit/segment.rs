@@ -144,7 +144,7 @@ impl Emitter<'_> {
     }
 }
 
-fn selector_slot(segment: Register) -> Slot {
+pub(super) fn selector_slot(segment: Register) -> Slot {
     match segment {
         Register::CS => slot!(regs.cs),
         Register::SS => slot!(regs.ss),

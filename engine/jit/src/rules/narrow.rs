@@ -39,7 +39,10 @@ fn of_code(insn: &Instruction, level: Level) -> Rule {
     match insn.code() {
         Code::Push_r32 | Code::Pushd_imm8 | Code::Pushd_imm32 => Push,
         Code::Push_rm32 if is_reached(insn, level) => Push,
+        Code::Pushd_ES | Code::Pushd_CS | Code::Pushd_SS => Push,
+        Code::Pushd_DS | Code::Pushd_FS | Code::Pushd_GS => Push,
         Code::Pop_r32 => Pop,
+        Code::Pop_rm32 if is_flat(insn) => Pop,
         Code::Leaved => Leave,
         Code::Pushfd => PushFlags,
         Code::Popfd => PopFlags,
@@ -87,6 +90,12 @@ fn straight(insn: &Instruction, level: Level) -> Rule {
         (true, _) if insn.memory_segment() == own_segment(level) => Rule::PerCpu,
         (true, _) => Rule::Memory,
     }
+}
+
+/// The operand is in memory, in a flat segment that can be written.
+fn is_flat(insn: &Instruction) -> bool {
+    let based = [Register::CS, Register::FS, Register::GS].contains(&insn.memory_segment());
+    insn.op0_kind() == OpKind::Memory && !based
 }
 
 /// No operand is in memory, or it is in a flat segment or in the one of the CPU's or the thread's own.
@@ -139,6 +148,8 @@ mod tests {
             (&[0x50], Rule::Push),                        // push eax
             (&[0xff, 0x30], Rule::Push),                  // push dword [eax]
             (&[0x58], Rule::Pop),                         // pop eax
+            (&[0x1e], Rule::Push),                        // push ds
+            (&[0x8f, 0x00], Rule::Pop),                   // pop dword [eax]
             (&[0xe8, 0, 0, 0, 0], Rule::Call),
             (&[0xff, 0xd0], Rule::CallIndirect), // call eax
             (&[0xc3], Rule::Return),
@@ -165,7 +176,6 @@ mod tests {
             &[0x62, 0x00],             // bound eax, [eax]
             &[0xe3, 0],                // jecxz
             &[0xe2, 0],                // loop
-            &[0x1e],                   // push ds
             &[0x8e, 0xd8],             // mov ds, eax
             &[0x65, 0xa1, 0, 0, 0, 0], // mov eax, gs:[0], which is the thread's
             &[0x66, 0x50],             // push ax
