@@ -151,8 +151,8 @@ impl KernelMemory<'_> {
     }
 }
 
-/// The GPA of a GVA in the image of a kernel, if the kernel cannot write the page and programs cannot reach it. The process whose
-/// top page table leads there may have ended meanwhile.
+/// The GPA of a GVA in the image of a kernel, if the kernel cannot write the page and programs cannot reach it. The process
+/// that `kernel.roots` belong to may have ended.
 fn constant(ram: &Ram, kernel: RunningKernel, gva: u64) -> Option<u64> {
     let roots = Roots { cr0: kernel.roots.cr0 | cr0::WP, ..kernel.roots };
     let known = Some(((roots.cr3 & paging::ADDRESS) + RunningKernel::IMAGE * 8, kernel.image));

@@ -26,7 +26,6 @@ use std::{collections::VecDeque, sync::Arc};
 use wedge::{CodeArea, Pages};
 use wedge_abi::{Base, keys};
 use x86::{
-    control::efer,
     narrow::KERNEL_START,
     paging::{self, Access, Roots},
 };
@@ -308,7 +307,7 @@ impl Code {
         }
         let named = self.version_of(board.ram(), roots, guest, sources);
         let Some((known, version)) = named else { return Some(Err(Refused::Full)) };
-        let (tap, narrow) = (stands == Some(Stands::Tap), roots.efer & efer::LMA == 0);
+        let (tap, narrow) = (stands == Some(Stands::Tap), !roots.long_mode());
         let how = How { ac, tap, version, narrow, ..How::default() };
         let made = self.cache.add(&mut self.memory, known, &bytes, here, how, sources);
         if made.is_ok() {
@@ -417,7 +416,7 @@ impl Code {
 
     /// These page tables can lead to what is here. Those of a vCPU that is just being started cannot.
     fn is_seen_by(&self, ram: &Ram, roots: Roots) -> bool {
-        roots.efer & efer::LMA != 0 && self.tops.are_those_of(ram, roots)
+        roots.long_mode() && self.tops.are_those_of(ram, roots)
     }
 
     /// Drops the code made from a page, by GVA.

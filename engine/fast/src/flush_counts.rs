@@ -34,7 +34,7 @@ type Finder = dyn Fn(&Ram, RunningKernel) -> Option<u64> + Send + Sync;
 pub struct RunningKernel {
     /// Page tables. They are those of a process, which may end.
     pub roots: Roots,
-    /// The entry of the top page table that maps the kernel's image. The tables behind this entry outlive the process.
+    /// Value of the entry, in the top page table, that maps the kernel's image. The tables that it leads to stay when the process ends.
     pub image: u64,
     /// The entry of system calls (GVA).
     pub entry: u64,

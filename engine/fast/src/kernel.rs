@@ -8,18 +8,16 @@ use crate::{
     code::{Code, NoBlock},
     operand,
     regions::host_bias,
-    shadow::wide,
     state, temporary_mm,
     vcpu_code::bias_at,
 };
 use contract::Reached;
 use jit::{Level, cache::Position};
 use wedge::Error;
-use wedge_abi::{Base, BlockExit, KICK, TAP_ODD, WedgeExit, go};
+use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use x86::{
     exception::pf,
-    flags,
-    narrow::{self, KERNEL_START},
+    flags, narrow,
     paging::{self, Access, Roots},
     reg, vector,
 };
@@ -34,7 +32,7 @@ const MAX_STEPS: u64 = 100_000;
 /// Instructions interpreted with a write to code: Linux's memcpy has its second store four behind its first.
 const PATCH: usize = 16;
 /// Instructions interpreted behind a call-out of a 32-bit kernel's code.
-const BESIDE: u64 = 24;
+const BESIDE: usize = 24;
 
 impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
@@ -200,17 +198,11 @@ impl Fast {
     /// A 32-bit kernel calls out for each segment register that it puts aside and loads, several times behind one another. So the
     /// instructions behind a call-out are interpreted, too, as far as they are the kernel's and nothing comes between.
     fn interpret_beside(&mut self) {
-        let end = self.cpu.counters.instructions + BESIDE;
-        for _ in 0..BESIDE {
-            let v = &self.cpu.vcpu;
+        self.interpret_while(BESIDE, |fast| {
+            let v = &fast.cpu.vcpu;
             let is_kernels = v.cpl() == 0 && narrow::is_of_narrow_guest(v);
-            let goes_on = is_kernels && self.cpu.must_exit(&mut self.board).is_none();
-            let done = self.cpu.counters.instructions >= end;
-            if !goes_on || done || self.cpu.is_at_breakpoint(&mut self.board) {
-                break;
-            }
-            self.interpret_block();
-        }
+            is_kernels && fast.cpu.must_exit(&mut fast.board).is_none()
+        });
     }
 
     /// Maps the kernel memory that the wedge has missed, if the exit's detail names some. The wedge reads tables of the
@@ -327,7 +319,7 @@ impl Fast {
 
     /// Interprets on while the guest is in a temporary space.
     fn pass_through(&mut self) {
-        let is_there = |fast: &Self| fast.temporary_mm.goes_on(&fast.cpu.vcpu);
+        let is_there = |fast: &mut Self| fast.temporary_mm.goes_on(&fast.cpu.vcpu);
         if !self.interpret_while(temporary_mm::VISIT, is_there) {
             self.temporary_mm.forget();
         }
@@ -335,7 +327,7 @@ impl Fast {
 
     /// Interprets block by block until `most` instructions are done. True if the guest has come to a breakpoint before that, or
     /// if `goes_on` has said no.
-    fn interpret_while(&mut self, most: usize, goes_on: impl Fn(&Self) -> bool) -> bool {
+    fn interpret_while(&mut self, most: usize, goes_on: impl Fn(&mut Self) -> bool) -> bool {
         let end = self.cpu.counters.instructions + most as u64;
         // An instruction that faults does not count, so the blocks are counted, too.
         for _ in 0..most {
@@ -393,7 +385,9 @@ impl Fast {
         let (hva, code) = (page.exit.address, page.exit.error as u32);
         let (user, open) = (page.regs.cpl == 3, page.regs.ac != 0);
         let gva = match (user, open) {
-            _ if !self.cpu.vcpu.long_mode() => narrow_gva(base, hva, (user, open)),
+            _ if !self.cpu.vcpu.long_mode() => {
+                narrow::accessed(hva, base.bias(), user, user || open)
+            }
             (true, _) => Some(hva).filter(|gva| gva >> 47 == 0),
             (false, false) => {
                 Some(hva.wrapping_sub(base.bias())).filter(|gva| *gva >= base.kernel_start())
@@ -513,15 +507,5 @@ impl Fast {
             "stopped at {pc:#x} by signal {signal}, exception {trap}, address {address:#x}: {bytes:02x?}, {position:x?}"
         );
         Err(Error::Lost)
-    }
-}
-
-/// The GVA, as [`wide`] has it, that code of a 32-bit guest has meant by an HVA: `user` code, or the kernel's, which may have meant
-/// the user's memory if that is `open`.
-fn narrow_gva(base: Base, hva: u64, (user, open): (bool, bool)) -> Option<u64> {
-    let kernels = hva.wrapping_sub(base.bias());
-    match hva < KERNEL_START {
-        true => (user || open).then_some(hva),
-        false => (!user && kernels >= wide(KERNEL_START)).then_some(kernels),
     }
 }

@@ -25,13 +25,14 @@ pub enum Scattered {
     Always,
 }
 
-/// How the engine learns, at a switch to a process whose identifier others have had meanwhile, which of its mappings are still right.
+/// Linux has few identifiers of address spaces, so processes take turns with them. When the guest switches back to a process, the engine
+/// has to learn which mappings of that process are still right: this says how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Switches {
     /// From the count of flushes that the guest's kernel keeps. Where the kernel keeps none, from a comparison.
     #[default]
     Counted,
-    /// From a comparison with page tables at each such switch.
+    /// Each switch back to a process compares the mappings of that process with its page tables.
     Compared,
     /// The same, and the engine fails if the kernel's count was wrong.
     Checked,

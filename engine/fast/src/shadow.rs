@@ -42,10 +42,7 @@ use ram::Ram;
 use std::time::{Duration, Instant};
 use wedge::{Error, MapReport, Wedge};
 use wedge_abi::{Base, SpaceVersion, TextPage};
-use x86::{
-    narrow::KERNEL_START,
-    paging::{self, Roots},
-};
+use x86::paging::{self, Roots};
 pub use youth::Role;
 use youth::{PageUse, Youth};
 
@@ -429,10 +426,4 @@ fn runs_over(pages: &[u64], size: u64, gap: u64) -> Vec<(u64, u64)> {
         }
     }
     runs
-}
-
-/// The GVA that stands for one of a 32-bit guest here: the last GiB of 32 bits is the last GiB of 64, as the kernel's memory is in
-/// the upper half then, and is mapped where a 64-bit kernel's would be ([`wedge_abi::Base::narrow_bias`]).
-pub const fn wide(gva: u64) -> u64 {
-    if gva >= KERNEL_START && gva >> 32 == 0 { gva | !0 << 32 } else { gva }
 }

@@ -22,7 +22,7 @@ use crate::{
     process::Process,
     regions::{self, Regions},
     scan_cache::ScanCache,
-    shadow::{Answer, Space, budget::most_entries, wide},
+    shadow::{Answer, Space, budget::most_entries},
     sites::{self, Sites},
 };
 use ram::Ram;
@@ -35,7 +35,7 @@ use std::{
 use wedge::{Error, Move, Pages, Wedge};
 use wedge_abi::{Base, Claim, SITES, SITES_LEN, SpaceVersion};
 use x86::{
-    control::efer,
+    narrow::wide,
     paging::{self, Access, Roots},
 };
 use x86_interp::{Flush, Record};
@@ -493,7 +493,7 @@ impl<W: Process> Slots<W> {
         let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == root(roots);
         self.published = None;
         let flush = match flush {
-            Flush::Page { pcid, linear } if roots.efer & efer::LMA == 0 => {
+            Flush::Page { pcid, linear } if !roots.long_mode() => {
                 Flush::Page { pcid, linear: wide(linear) }
             }
             flush => flush,

@@ -177,12 +177,30 @@ fn is_users(rule: Rule) -> bool {
 }
 
 fn common(insn: &Instruction, level: Level) -> Rule {
+    of_any_width(insn, level).unwrap_or_else(|| wide(insn, level))
+}
+
+/// The rule for an instruction that is the same in 64-bit and in 32-bit code.
+fn of_any_width(insn: &Instruction, level: Level) -> Option<Rule> {
     use Rule::*;
-    match insn.mnemonic() {
+    Some(match insn.mnemonic() {
         Mnemonic::Cli => SetInterrupts(false),
         Mnemonic::Sti => SetInterrupts(true),
         Mnemonic::Clac => SetAlignment(false),
         Mnemonic::Stac => SetAlignment(true),
+        // With REX.B it is XCHG to AMD's CPUs.
+        Mnemonic::Pause if insn.len() > 2 => CallOut,
+        Mnemonic::Pause if level == Level::Kernel => Pause,
+        Mnemonic::Rdtscp => ReadTime,
+        Mnemonic::Mov if reads_selector(insn) => ReadSelector,
+        Mnemonic::Mov if reads_control(insn) => ReadControl,
+        _ => return None,
+    })
+}
+
+fn wide(insn: &Instruction, level: Level) -> Rule {
+    use Rule::*;
+    match insn.mnemonic() {
         Mnemonic::Pushfq => PushFlags,
         Mnemonic::Popfq => PopFlags,
         Mnemonic::Leave if insn.code() == Code::Leaveq => Leave,
@@ -190,27 +208,21 @@ fn common(insn: &Instruction, level: Level) -> Rule {
         Mnemonic::Pop if insn.code() == Code::Pop_r64 => Pop,
         Mnemonic::Lea if insn.is_ip_rel_memory_operand() => LoadAddress,
         Mnemonic::Lea => Copy,
-        // With REX.B it is XCHG to AMD's CPUs.
-        Mnemonic::Pause if insn.len() > 2 => CallOut,
-        Mnemonic::Pause if level == Level::Kernel => Pause,
         Mnemonic::Swapgs => SwapGs,
         Mnemonic::Rdfsbase | Mnemonic::Rdgsbase if insn.op0_register().is_gpr64() => ReadBase,
         Mnemonic::Wrfsbase | Mnemonic::Wrgsbase if insn.op0_register().is_gpr64() => WriteBase,
-        Mnemonic::Mov if reads_selector(insn) => ReadSelector,
         Mnemonic::Mov if loads_selector(insn) => LoadSelector,
         Mnemonic::Mov if stores_selector(insn) => StoreSelector,
-        Mnemonic::Mov if reads_control(insn) => ReadControl,
         Mnemonic::Mov if insn.op0_register() == Register::CR3 => LoadSpace,
         Mnemonic::Invlpg if biased_segment(insn) && !insn.is_ip_rel_memory_operand() => {
             InvalidatePage
         }
-        Mnemonic::Rdtscp => ReadTime,
         Mnemonic::Syscall if level == Level::User => SystemCall,
         Mnemonic::Xsave64 | Mnemonic::Xsaveopt64 if vectors_operand(insn) => SaveVectors,
         Mnemonic::Xrstor64 if in_memory(insn) => LoadVectors,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => String,
-            FlowControl::Next => straight(insn, level),
+            FlowControl::Next => straight(insn, is_reached(insn, level)),
             _ => branch(insn),
         },
     }
@@ -257,7 +269,8 @@ fn biased_segment(insn: &Instruction) -> bool {
 }
 
 fn reads_control(insn: &Instruction) -> bool {
-    insn.code() == Code::Mov_r64_cr && matches!(insn.op1_register(), Register::CR2 | Register::CR3)
+    matches!(insn.code(), Code::Mov_r64_cr | Code::Mov_r32_cr)
+        && matches!(insn.op1_register(), Register::CR2 | Register::CR3)
 }
 
 /// A register into a selector that says nothing of the privilege level.
@@ -308,8 +321,8 @@ fn is_string(insn: &Instruction) -> bool {
     })
 }
 
-/// Instructions that go on with the next one.
-fn straight(insn: &Instruction, level: Level) -> Rule {
+/// Instructions that go on with the next one. `is_reached`: translated code can address the memory operand, if there is one.
+fn straight(insn: &Instruction, is_reached: bool) -> Rule {
     if !same_in_user_mode(insn) {
         return Rule::CallOut;
     }
@@ -319,7 +332,7 @@ fn straight(insn: &Instruction, level: Level) -> Rule {
         (_, true, _) => Rule::CallOut,
         (false, ..) if touches_memory(insn) => Rule::CallOut,
         (false, ..) => Rule::Copy,
-        (true, ..) if !is_reached(insn, level) => Rule::CallOut,
+        (true, ..) if !is_reached => Rule::CallOut,
         (true, _, Register::FS | Register::GS) => Rule::PerCpu,
         (true, ..) => Rule::Memory,
     }

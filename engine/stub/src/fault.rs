@@ -11,7 +11,7 @@ use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, STRING_BIASES, VcpuPage, g
 use x86::{
     exception::pf,
     flags::{FIXED, IF, NT, RF, TF, VM},
-    narrow::KERNEL_START,
+    narrow,
     reg::{RDI, RSI, RSP},
     vector,
 };
@@ -30,8 +30,7 @@ const CLEARED: u64 = TF | IF | NT | RF | VM;
 /// User code has faulted; its state is in the vCPU page.
 pub fn user(cx: &mut Context<'_>) -> Next {
     let (gva, code) = (cx.vcpu.exit.address, cx.vcpu.exit.error);
-    // A fault at the table of patched calls may be that of a patched one.
-    let at_sites = gva.wrapping_sub(SITES as u64) < SITES_LEN as u64;
+    let at_sites = is_at_sites(gva);
     if cx.vcpu.run.walks != walks::FOUR_LEVELS
         || at_sites
         || gva >> 47 != 0
@@ -144,23 +143,23 @@ fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<
 
 /// The guest address that the code that runs has meant.
 fn accessed(cx: &Context<'_>) -> Option<u64> {
-    let at_sites = cx.vcpu.exit.address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
+    let address = cx.vcpu.exit.address;
     match cx.vcpu.regs.cpl {
         0 => kernel_address(cx),
-        _ => (cx.vcpu.exit.address >> 47 == 0 && !at_sites).then_some(cx.vcpu.exit.address),
+        _ => (address >> 47 == 0 && !is_at_sites(address)).then_some(address),
     }
 }
 
-/// The same of a 32-bit guest's code: the kernel's addresses are those of a 64-bit kernel's last GiB.
+/// The same of a 32-bit guest's code.
 fn narrow_accessed(cx: &Context<'_>) -> Option<u64> {
-    const START: u64 = KERNEL_START | !0 << 32;
-    let (address, [user, open]) =
-        (cx.vcpu.exit.address, [cx.vcpu.regs.cpl != 0, cx.vcpu.regs.ac != 0]);
-    let at_sites = address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
-    if address < KERNEL_START {
-        return ((user || open) && !at_sites).then_some(address);
-    }
-    Some(address.wrapping_sub(bias())).filter(|gva| !user && *gva >= START)
+    let (address, user) = (cx.vcpu.exit.address, cx.vcpu.regs.cpl != 0);
+    let gva = narrow::accessed(address, bias(), user, user || cx.vcpu.regs.ac != 0);
+    gva.filter(|_| !is_at_sites(address))
+}
+
+/// A fault there may be that of a patched call.
+fn is_at_sites(address: u64) -> bool {
+    address.wrapping_sub(SITES as u64) < SITES_LEN as u64
 }
 
 /// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the

@@ -249,7 +249,5 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
 /// GPA of the last-level table for `gva`, and the rights of the levels above it in the form of [`Descent::table`].
 pub(crate) fn last_table(cx: &Context<'_>, gva: u64) -> Option<u64> {
     let mut tables = Tables { shared: cx.shared, odd: false };
-    let roots = roots(cx);
-    let top = Descent::start(&mut tables, roots, gva)?;
-    top.look(&mut tables, roots, gva, (LARGE_BITS, P | A))?.table()
+    Descent::look_from_top(&mut tables, roots(cx), gva, (LARGE_BITS, P | A))?.table()
 }

@@ -77,7 +77,8 @@ impl SpaceVersion {
         Some(Self { root, owner, flushes: word(flushes)? })
     }
 
-    /// The GVAs of a PCID's two words: first the one that says whose memory it is, then the count. `None` if the PCID has no words.
+    /// GVAs of the two words that Linux keeps for a PCID: whose memory the PCID stands for, and how often translations of that memory have
+    /// been taken back. `None` if Linux keeps none for this PCID.
     ///
     /// Programs choose a GS base, and the kernel's entry code runs with that base for a moment. So there are no words unless one
     /// base is in the kernel's half and the other is not.

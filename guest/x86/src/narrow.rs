@@ -29,6 +29,23 @@ pub fn is_narrow(vcpu: &Vcpu) -> bool {
 /// Where 32-bit kernels have their memory, and programs none: the last GiB (GVA).
 pub const KERNEL_START: u64 = 0xc000_0000;
 
+/// The GVA by which engines know one of a 32-bit guest's. The last GiB of 32 bits becomes the last GiB of 64: the kernel's memory is in
+/// the upper half then, as a 64-bit kernel's is.
+pub const fn wide(gva: u64) -> u64 {
+    if gva >= KERNEL_START && gva >> 32 == 0 { gva | !0 << 32 } else { gva }
+}
+
+/// The GVA, as [`wide`] gives it, that translated code of a 32-bit guest has accessed at an HVA; `None` if it has no such memory. The
+/// kernel's HVAs are `bias` more than its wide GVAs, a program's are its GVAs. `reaches_user`: it is a program's code, or the kernel's
+/// inside STAC..CLAC.
+pub fn accessed(hva: u64, bias: u64, is_user: bool, reaches_user: bool) -> Option<u64> {
+    let kernels = hva.wrapping_sub(bias);
+    match hva < KERNEL_START {
+        true => reaches_user.then_some(hva),
+        false => (!is_user && kernels >= wide(KERNEL_START)).then_some(kernels),
+    }
+}
+
 /// Code with this state is a 32-bit guest's under PAE paging, and its segments are flat, as Linux has them. The segment that
 /// finds what each CPU or thread has of its own ([`own_segment`]) may have any base, or be none. The other one may be anything. Kernel code lies
 /// in the last GiB. All may use x87, and programs vectors and the counter of time, so no instruction is refused that 64-bit code

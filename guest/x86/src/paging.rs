@@ -73,6 +73,13 @@ pub struct Roots {
     pub efer: u64,
 }
 
+impl Roots {
+    /// Page tables have four levels.
+    pub const fn long_mode(&self) -> bool {
+        self.efer & efer::LMA != 0
+    }
+}
+
 impl From<&Vcpu> for Roots {
     fn from(v: &Vcpu) -> Self {
         Self { cr0: v.cr0, cr3: v.cr3, cr4: v.cr4, efer: v.efer }
@@ -160,7 +167,7 @@ enum Format {
 
 impl Format {
     fn of(roots: Roots) -> Self {
-        if roots.efer & efer::LMA != 0 {
+        if roots.long_mode() {
             Self::FourLevel
         } else if roots.cr4 & cr4::PAE != 0 {
             Self::Pae
@@ -240,12 +247,23 @@ impl Descent {
     /// The start of a walk for a GVA; `None` if its tables have entries of 32 bits, or if the top-level entry of a PAE walk is
     /// not present. That entry has no accessed bit.
     #[inline]
-    pub fn start(memory: &mut impl WalkMemory, roots: Roots, gva: u64) -> Option<Self> {
+    fn start(memory: &mut impl WalkMemory, roots: Roots, gva: u64) -> Option<Self> {
         match Format::of(roots) {
             Format::FourLevel => Some(Self::top(roots)),
             Format::Pae => Self::below_pdpte(memory, roots, gva),
             Format::Legacy => None,
         }
+    }
+
+    /// Walks for a GVA from the top as [`Self::look`] does from where a walk is.
+    #[inline]
+    pub fn look_from_top(
+        memory: &mut impl WalkMemory,
+        roots: Roots,
+        gva: u64,
+        way: (u32, u64),
+    ) -> Option<Self> {
+        Self::start(memory, roots, gva)?.look(memory, roots, gva, way)
     }
 
     /// The CPU caches these entries; re-reading them is allowed.
@@ -374,7 +392,7 @@ const fn reserved_wide(roots: Roots, step: Descent) -> u64 {
     if roots.efer & efer::NXE == 0 {
         bits |= NX;
     }
-    if roots.efer & efer::LMA == 0 {
+    if !roots.long_mode() {
         bits |= 0x7ff << 52; // PAE: bits 62:52 are reserved
     }
     match (step.bits, step.is_leaf()) {

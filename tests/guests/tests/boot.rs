@@ -63,7 +63,7 @@ fn linux_6_12_full() -> Result<()> {
     boots_and_works(Guest::new(Kernel::TrixieFull))
 }
 
-/// A 32-bit kernel and its programs are translated, wherever programs lie.
+/// A 32-bit kernel and its programs are translated, whether or not programs have processes of their own.
 #[test]
 fn linux_6_1_for_32_bits() -> Result<()> {
     for isolation in ["--guest-isolation=fast", "--guest-isolation=strict"] {

@@ -63,7 +63,7 @@ impl Place {
         self.data + 0x2000
     }
 
-    /// The register that leads to the stack.
+    /// The stack pointer: ESP or RSP.
     fn stack(&self) -> Register {
         if self.narrow { Register::ESP } else { Register::RSP }
     }
@@ -516,6 +516,8 @@ fn narrow(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
         7 => Instruction::with2(Code::Mov_rm8_r8, memory, Register::AL + r.below(8) as u32),
         8 => Instruction::with2(Code::Lea_r32_m, any, slot),
         9 => Instruction::with1(Code::Pushd_imm8, r.below(256) as i32 - 128),
+        // mov r, sreg
+        10 => return Some([0x8c, 0xc0 | (r.below(6) as u8) << 3 | r.below(8) as u8].to_vec()),
         // push sreg
         11 => {
             return Some(
@@ -525,7 +527,6 @@ fn narrow(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
         }
         12 => Instruction::with1(Code::Pop_rm32, memory),
         13 => Instruction::with1(Code::Pop_rm32, slot),
-        10 => return Some([0x8c, 0xc0 | (r.below(6) as u8) << 3 | r.below(8) as u8].to_vec()),
         _ => Instruction::with2(Code::Xchg_r32_EAX, any, Register::EAX),
     };
     encode(p, &insn.ok()?, at)

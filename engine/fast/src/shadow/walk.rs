@@ -96,8 +96,7 @@ impl<'a> Walker<'a> {
     pub(super) fn upper(&mut self, gva: u64) -> Option<Descent> {
         let upper = match self.upper {
             Some((known, upper)) if known == gva >> LARGE_BITS => upper,
-            _ => Descent::start(&mut self.ram, self.roots, gva)
-                .and_then(|top| top.look(&mut self.ram, self.roots, gva, (LARGE_BITS, USED))),
+            _ => Descent::look_from_top(&mut self.ram, self.roots, gva, (LARGE_BITS, USED)),
         };
         self.upper = Some((gva >> LARGE_BITS, upper));
         upper
@@ -120,6 +119,5 @@ impl<'a> Walker<'a> {
 
 /// There is a table of small pages for a GVA, or a large page.
 pub(super) fn has_table(mut ram: &Ram, roots: Roots, gva: u64) -> bool {
-    let top = Descent::start(&mut ram, roots, gva);
-    top.and_then(|top| top.look(&mut ram, roots, gva, (LARGE_BITS, paging::P))).is_some()
+    Descent::look_from_top(&mut ram, roots, gva, (LARGE_BITS, paging::P)).is_some()
 }

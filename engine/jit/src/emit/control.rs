@@ -13,7 +13,7 @@ impl Emitter<'_> {
     pub(super) fn read_control(&mut self, insn: &Instruction) -> Flow {
         let page_fault = insn.op1_register() == Register::CR2;
         let slot = if page_fault { slot!(regs.cr2) } else { slot!(regs.cr3) };
-        self.asm.load(insn.op0_register(), slot);
+        self.asm.load(insn.op0_register().full_register(), slot);
         Flow::On
     }
 

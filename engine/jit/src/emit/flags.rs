@@ -107,21 +107,7 @@ impl Emitter<'_> {
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.put_aside(&mut fixes, 1, Register::RCX);
-        self.on_own_stack(&mut fixes, |e| {
-            e.asm.op(Code::Pushfq);
-            e.asm.reg1(Code::Pop_r64, Register::RAX);
-        });
-        self.asm.load(Register::RCX, slot!(regs.interrupt_flag));
-        // In user mode PUSHF always shows IF set.
-        let constant = if self.ac { flags::AC } else { 0 } as i64 - flags::IF as i64;
-        let merged = MemoryOperand::with_base_index_scale_displ_size(
-            Register::RAX,
-            Register::RCX,
-            1,
-            constant,
-            8,
-        );
-        self.asm.lea(Register::RAX, merged);
+        self.load_flags(&mut fixes, Register::RAX, Register::RCX);
         self.asm.store_mem(biased(Register::RSP, -8), Register::RAX);
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));
@@ -129,49 +115,66 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// All status flags are replaced, so they are free once it is clear that the value is usual.
+    /// Loads what PUSHF pushes. `other` is lost.
+    pub(super) fn load_flags(&mut self, fixes: &mut Fixes, into: Register, other: Register) {
+        self.on_own_stack(fixes, |e| {
+            e.asm.op(Code::Pushfq);
+            e.asm.reg1(Code::Pop_r64, into);
+        });
+        self.asm.load(other, slot!(regs.interrupt_flag));
+        // In user mode PUSHF always shows IF set.
+        let constant = if self.ac { flags::AC } else { 0 } as i64 - flags::IF as i64;
+        let merged = MemoryOperand::with_base_index_scale_displ_size(into, other, 1, constant, 8);
+        self.asm.lea(into, merged);
+    }
+
     pub(super) fn pop_flags(&mut self, insn: &Instruction) -> Flow {
+        self.pop_flags_by(
+            insn,
+            |e| e.asm.load_mem(Register::RAX, biased(Register::RSP, 0)),
+            |e| e.raise_stack(8),
+        )
+    }
+
+    /// `load` emits a load of the flags from the stack into RAX, and `raise` takes them off the stack. All status flags are replaced, so
+    /// they are free once it is clear that the value is usual.
+    pub(super) fn pop_flags_by(
+        &mut self,
+        insn: &Instruction,
+        load: impl FnOnce(&mut Self),
+        raise: impl FnOnce(&mut Self),
+    ) -> Flow {
         if self.ac {
             return self.call_out(insn);
         }
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.put_aside(&mut fixes, 1, Register::RCX);
-        self.asm.load_mem(Register::RAX, biased(Register::RSP, 0));
-        let usual = self.when_poppable();
-        self.asm.load(Register::RAX, spill(0));
-        self.asm.load(Register::RCX, spill(1));
-        self.call_out(insn);
-        self.asm.bind_short(usual);
-        self.split_flags();
-        self.on_own_stack(&mut fixes, |e| {
-            e.asm.reg1(Code::Push_r64, Register::RAX);
-            e.asm.op(Code::Popfq);
-        });
-        self.raise_stack(8);
-        self.leave_if_open(insn.next_ip());
-        Flow::On
-    }
-
-    /// A short jump that is taken if RAX has only flags that POPF may load without a call-out. RCX is lost.
-    pub(super) fn when_poppable(&mut self) -> usize {
+        load(self);
         // Any other bit? Extracting them makes zero or not, without flags.
         self.asm.mov_imm(Register::RCX, u64::from(!(POPPABLE as u32)));
         let (all, other) = (Register::RAX, Register::RCX);
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, other, all, other);
-        self.asm.jrcxz()
-    }
-
-    /// RAX has flags that POPF loads: IF goes to its word and RCX, and what is the host's stays.
-    pub(super) fn split_flags(&mut self) {
+        let usual = self.asm.jrcxz();
+        self.asm.load(Register::RAX, spill(0));
+        self.asm.load(Register::RCX, spill(1));
+        self.call_out(insn);
+        self.asm.bind_short(usual);
         self.asm.mov(Register::RCX, Register::RAX);
         self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
         self.asm.store(slot!(regs.interrupt_flag), Register::RCX);
         self.with_imm(Code::And_rm32_imm32, Register::EAX, IN_HOST as u32);
+        self.on_own_stack(&mut fixes, |e| {
+            e.asm.reg1(Code::Push_r64, Register::RAX);
+            e.asm.op(Code::Popfq);
+        });
+        raise(self);
+        self.leave_if_open(insn.next_ip());
+        Flow::On
     }
 
     /// RCX holds the new IF, RAX and RCX are put aside: leaves if an interrupt can be taken.
-    pub(super) fn leave_if_open(&mut self, next: u64) {
+    fn leave_if_open(&mut self, next: u64) {
         let closed = self.asm.jrcxz();
         self.asm.load(Register::RCX, slot!(run.pending));
         let none = self.asm.jrcxz();
@@ -190,7 +193,7 @@ impl Emitter<'_> {
     }
 
     /// Runs host stack instructions on the vCPU page's small stack: RSP is put aside.
-    pub(super) fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
+    fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
         self.put_aside(fixes, 2, Register::RSP);
         let top = self.layout.vcpu_page
             + (core::mem::offset_of!(VcpuPage, block.stack) + size_of::<[u64; 8]>()) as u64;

@@ -1,9 +1,10 @@
-//! The code of 32-bit guests, as 64-bit code that does the same.
+//! Translates the code of 32-bit guests to 64-bit code that does the same.
 //!
-//! The guest's eight registers are the lower halves of the host's, whose upper halves are zero: what is written to 32 bits of a
-//! register clears the rest. The other eight registers of the host are nobody's, and serve as scratch. Operands keep their 32-bit
-//! addresses, so what a sum carries out of 32 bits is lost as on the CPU. The host's GS base is 4 GiB below the bias of 64-bit code, and
-//! so the last GiB has the HVAs of the last GiB of all addresses ([`wedge_abi::Base::narrow_bias`]). A program's is zero.
+//! Each of the guest's eight registers is the lower half of a host register. The upper half is always zero, since a write to the lower
+//! half clears the upper one. The host's other eight registers are scratch. Memory operands keep their 32-bit addresses, so an
+//! address that carries out of 32 bits wraps as on the CPU. In the kernel's code the host's GS base is 4 GiB below the bias of 64-bit
+//! kernels ([`wedge_abi::Base::narrow_bias`]), so the last GiB has the HVAs of a 64-bit kernel's last GiB. In programs' code that base
+//! is zero.
 
 use super::{
     Emitter,
@@ -19,7 +20,7 @@ use crate::{
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
-use x86::{flags, narrow::KERNEL_START};
+use x86::narrow::KERNEL_START;
 
 /// Scratch.
 const ADDRESS: Register = Register::R8;
@@ -65,7 +66,7 @@ impl Emitter<'_> {
             Rule::Conditional => self.conditional(insn),
             Rule::Return => self.narrow_return(insn),
             Rule::ReadSelector => self.read_selector(insn),
-            Rule::ReadControl => self.read_narrow_control(insn),
+            Rule::ReadControl => self.read_control(insn),
             Rule::Pause => self.pause(insn, bytes),
             Rule::ReadTime => self.read_time(),
             _ => self.call_out(insn),
@@ -86,7 +87,7 @@ impl Emitter<'_> {
         self.put_narrow(insn, &changed)
     }
 
-    /// Inside STAC..CLAC the address may be the user's (as it is) or the kernel's.
+    /// A memory operand inside STAC..CLAC. The user's addresses are HVAs as they are, and the kernel's get the bias.
     fn narrow_either(&mut self, insn: &Instruction) -> Flow {
         if insn.is_vsib() || !self.narrow_address(insn) {
             return self.call_out(insn);
@@ -309,51 +310,19 @@ impl Emitter<'_> {
         self.lea_narrow(Register::ESP, MemoryOperand::with_base_displ(Register::ESP, bytes));
     }
 
-    fn read_narrow_control(&mut self, insn: &Instruction) -> Flow {
-        let page_fault = insn.op1_register() == Register::CR2;
-        let slot = if page_fault { slot!(regs.cr2) } else { slot!(regs.cr3) };
-        self.asm.load(insn.op0_register().full_register(), slot);
-        Flow::On
-    }
-
     fn push_narrow_flags(&mut self) -> Flow {
-        let mut fixes = Fixes::default();
-        self.on_own_stack(&mut fixes, |e| {
-            e.asm.op(Code::Pushfq);
-            e.asm.reg1(Code::Pop_r64, ADDRESS);
-        });
-        self.asm.load(BIAS, slot!(regs.interrupt_flag));
-        // In user mode PUSHF always shows IF set.
-        let constant = if self.ac { flags::AC } else { 0 } as i64 - flags::IF as i64;
-        let merged = MemoryOperand::with_base_index_scale_displ_size(ADDRESS, BIAS, 1, constant, 8);
-        self.asm.lea(ADDRESS, merged);
+        self.load_flags(&mut Fixes::default(), ADDRESS, BIAS);
         self.store_narrow(narrow_stack(-WORD), Register::R8D);
         self.move_narrow_stack(-WORD);
         Flow::On
     }
 
-    /// All status flags are replaced, so they are free once it is clear that the value is usual.
     fn pop_narrow_flags(&mut self, insn: &Instruction) -> Flow {
-        if self.ac {
-            return self.call_out(insn);
-        }
-        let mut fixes = Fixes::default();
-        self.put_aside(&mut fixes, 0, Register::RAX);
-        self.put_aside(&mut fixes, 1, Register::RCX);
-        self.load_narrow_from(Register::EAX, narrow_stack(0));
-        let usual = self.when_poppable();
-        self.asm.load(Register::RAX, spill(0));
-        self.asm.load(Register::RCX, spill(1));
-        self.call_out(insn);
-        self.asm.bind_short(usual);
-        self.split_flags();
-        self.on_own_stack(&mut fixes, |e| {
-            e.asm.reg1(Code::Push_r64, Register::RAX);
-            e.asm.op(Code::Popfq);
-        });
-        self.move_narrow_stack(WORD);
-        self.leave_if_open(insn.next_ip());
-        Flow::On
+        self.pop_flags_by(
+            insn,
+            |e| e.load_narrow_from(Register::EAX, narrow_stack(0)),
+            |e| e.move_narrow_stack(WORD),
+        )
     }
 
     /// The pointers have what is added taken off again behind the instruction, and what it has carried out of 32 bits.

@@ -1,6 +1,6 @@
-//! The same for the code of 32-bit guests, which is executed as 64-bit code.
+//! What becomes of an instruction of a 32-bit guest's, which is executed as 64-bit code.
 
-use super::{Level, Rule, is_string, same_in_user_mode, touches_memory};
+use super::{Level, Rule, is_string, of_any_width, straight};
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 /// Chooses the rule for an instruction of 32-bit code.
@@ -18,25 +18,13 @@ fn is_users(rule: Rule) -> bool {
 }
 
 fn common(insn: &Instruction, level: Level) -> Rule {
-    use Rule::*;
-    match insn.mnemonic() {
-        Mnemonic::Cli => SetInterrupts(false),
-        Mnemonic::Sti => SetInterrupts(true),
-        Mnemonic::Clac => SetAlignment(false),
-        Mnemonic::Stac => SetAlignment(true),
-        Mnemonic::Lea => Copy,
-        Mnemonic::Pause if insn.len() > 2 => CallOut,
-        Mnemonic::Pause if level == Level::Kernel => Pause,
-        Mnemonic::Rdtscp => ReadTime,
-        Mnemonic::Mov if reads_selector(insn) => ReadSelector,
-        Mnemonic::Mov if reads_control(insn) => ReadControl,
-        _ => of_code(insn, level),
-    }
+    of_any_width(insn, level).unwrap_or_else(|| of_code(insn, level))
 }
 
 fn of_code(insn: &Instruction, level: Level) -> Rule {
     use Rule::*;
     match insn.code() {
+        Code::Lea_r16_m | Code::Lea_r32_m => Copy,
         Code::Push_r32 | Code::Pushd_imm8 | Code::Pushd_imm32 => Push,
         Code::Push_rm32 if is_reached(insn, level) => Push,
         Code::Pushd_ES | Code::Pushd_CS | Code::Pushd_SS => Push,
@@ -54,7 +42,7 @@ fn of_code(insn: &Instruction, level: Level) -> Rule {
         _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch32 => Conditional,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => string(insn),
-            FlowControl::Next => straight(insn, level),
+            FlowControl::Next => straight(insn, is_reached(insn, level)),
             _ => CallOut,
         },
     }
@@ -73,23 +61,6 @@ fn copied_string(insn: &Instruction) -> bool {
     use Mnemonic::*;
     matches!(insn.mnemonic(), Movsb | Movsw | Movsd | Stosb | Stosw | Stosd | Lodsb | Lodsw | Lodsd)
         || matches!(insn.mnemonic(), Cmpsb | Cmpsw | Cmpsd | Scasb | Scasw | Scasd)
-}
-
-/// Instructions that go on with the next one.
-fn straight(insn: &Instruction, level: Level) -> Rule {
-    if !same_in_user_mode(insn) {
-        return Rule::CallOut;
-    }
-    let memory = (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory);
-    let segments = (0..insn.op_count()).any(|i| insn.op_register(i).is_segment_register());
-    match (memory, segments) {
-        (_, true) => Rule::CallOut,
-        (false, _) if touches_memory(insn) => Rule::CallOut,
-        (false, _) => Rule::Copy,
-        (true, _) if !is_reached(insn, level) => Rule::CallOut,
-        (true, _) if insn.memory_segment() == own_segment(level) => Rule::PerCpu,
-        (true, _) => Rule::Memory,
-    }
 }
 
 /// The operand is in memory, in a flat segment that can be written.
@@ -116,16 +87,6 @@ pub(crate) fn own_segment(level: Level) -> Register {
         Level::Kernel => Register::FS,
         Level::User => Register::GS,
     }
-}
-
-/// A selector into a register.
-fn reads_selector(insn: &Instruction) -> bool {
-    matches!(insn.code(), Code::Mov_rm16_Sreg | Code::Mov_r32m16_Sreg)
-        && insn.op0_kind() == OpKind::Register
-}
-
-fn reads_control(insn: &Instruction) -> bool {
-    insn.code() == Code::Mov_r32_cr && matches!(insn.op1_register(), Register::CR2 | Register::CR3)
 }
 
 #[cfg(test)]
