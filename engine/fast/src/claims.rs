@@ -154,7 +154,7 @@ impl ClaimedRegions {
     }
 
     /// The same, and its code must not run beside the claim.
-    fn must_wait(&self, root: u64) -> bool {
+    pub fn must_wait(&self, root: u64) -> bool {
         self.reached(root).any(|given| given.len < RESERVATION || !given.settled)
     }
 

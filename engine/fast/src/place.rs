@@ -30,10 +30,12 @@ use x86_interp::{Leave, System};
 const ENTRIES: [u16; 12] = [252, 250, 245, 243, 251, 249, 248, 247, 246, 244, 242, 241];
 /// Of them those that are for machines inside of others.
 const DEPTHS: usize = 4;
-/// The machine does not move, nor look whether it could, before it has run for so many times as long as it has moved already.
+/// The machine does not move before it has run for so many times as long as it has moved already.
 const REST: Duration = Duration::from_millis(500);
 /// Times at the most.
 const MAX_RESTS: u32 = 10;
+/// How often it looks whether it could while a program is interpreted: to look takes microseconds.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The base to start with.
 pub fn first() -> Base {
@@ -52,17 +54,33 @@ fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
 pub struct Moves {
     count: u32,
     last: Option<Instant>,
+    looked: Option<Instant>,
 }
 
 impl Moves {
-    /// The machine may move now; then it has to rest before the next time.
-    fn try_one(&mut self) -> bool {
-        let rest = REST * self.count.clamp(1, MAX_RESTS);
-        let may_be_one = self.last.is_none_or(|last| last.elapsed() >= rest);
-        if may_be_one {
-            self.last = Some(Instant::now());
+    /// The machine is to look for a better place now. It looks more often while a program `waits` for one, and is
+    /// interpreted: where there is none, the program may not have to wait ([`ClaimedRegions::settle`]).
+    fn may_look(&mut self, waits: bool) -> bool {
+        let pause = if waits { LOOK } else { self.rest() };
+        let may = self.looked.is_none_or(|looked| looked.elapsed() >= pause);
+        if may {
+            self.looked = Some(Instant::now());
         }
-        may_be_one
+        may
+    }
+
+    /// The machine has rested since it moved.
+    fn has_rested(&self) -> bool {
+        self.last.is_none_or(|last| last.elapsed() >= self.rest())
+    }
+
+    fn rest(&self) -> Duration {
+        REST * self.count.clamp(1, MAX_RESTS)
+    }
+
+    fn note(&mut self) {
+        self.count += 1;
+        self.last = Some(Instant::now());
     }
 
     pub fn count(&self) -> u64 {
@@ -133,21 +151,25 @@ impl Fast {
     /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other
     /// programs that are known are spared as far as possible.
     fn make_way(&mut self) -> Result<(), Error> {
-        if self.checker.is_some() || !self.moves.try_one() {
+        let (from, here) = (self.pages.base(), Roots::from(&self.cpu.vcpu));
+        let waits = self.claims.are_met() || self.claims.must_wait(here.cr3 & paging::ADDRESS);
+        if self.checker.is_some() || !self.moves.may_look(waits) {
             return Ok(());
         }
-        let (from, here) = (self.pages.base(), Roots::from(&self.cpu.vcpu));
         let better = better_base(&self.claims, &self.slots, self.board.ram(), (from, here));
         let Some(base) = better else {
             self.claims.settle(here.cr3 & paging::ADDRESS);
             self.claims.note_waiting(&mut self.slots, &mut self.pages);
             return Ok(());
         };
+        if !self.moves.has_rested() {
+            return Ok(());
+        }
         tracing::debug!(
             entry = base.entry(),
             "a program has memory where wedges have theirs: moving"
         );
-        self.moves.count += 1;
+        self.moves.note();
         self.move_to(base)
     }
 

@@ -119,6 +119,25 @@ fn a_program_in_every_place_finds_its_own() {
     }
 }
 
+/// A machine that has just moved rests. That is nothing to a program whose reservation is in the way of each place:
+/// ThreadSanitizer's.
+#[test]
+fn what_no_place_spares_is_not_waited_for() {
+    let mut fast = machine(&[0x7fff_0000_0000]);
+    fast.moves.note();
+    fast.pages.vcpu_page().claims.given = [1 << 40, 31 << 40];
+    assert_eq!(runs(&mut fast), (1, false));
+}
+
+/// While a better place is there, it waits.
+#[test]
+fn what_a_place_spares_is_waited_for_while_the_machine_rests() {
+    let mut fast = machine(&[0x7fff_0000_0000]);
+    fast.moves.note();
+    fast.pages.vcpu_page().claims.given = [BLOB as u64 & !0xffff, 1 << 20];
+    assert_eq!(runs(&mut fast), (1, true));
+}
+
 /// Where Linux has memory, as entries of its uppermost page table: the direct map, vmalloc, the page structures, the
 /// CPU entry areas, its text.
 const LINUX: [u16; 5] = [273, 402, 468, 508, 511];
