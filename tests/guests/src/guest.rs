@@ -5,6 +5,7 @@ use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    str::FromStr,
     thread,
     time::SystemTime,
 };
@@ -256,6 +257,14 @@ impl Finished {
 /// # Errors
 /// There is none of this name.
 pub fn counter(messages: &str, name: &str) -> Result<u64> {
+    figure(messages, name)
+}
+
+/// The same of what is not a count, such as the seconds of `executing`.
+///
+/// # Errors
+/// There is none of this name.
+pub fn figure<T: FromStr>(messages: &str, name: &str) -> Result<T> {
     let of_line = |line: &str| {
         let (found, rest) = line.trim().split_once("  ")?;
         (found == name).then(|| rest.split_whitespace().next()?.parse().ok()).flatten()

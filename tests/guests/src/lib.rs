@@ -17,7 +17,7 @@ pub mod visits;
 pub mod zoo;
 
 pub use compiler::compile;
-pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
+pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, figure, ring3};
 pub use handed_over::hand_over;
 pub use machine::Machine;
 pub use modules::modules;

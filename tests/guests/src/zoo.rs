@@ -23,12 +23,15 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use crate::ring3;
+use crate::{counter, figure, ring3};
 
 /// What the guest needs of time beyond the program's.
 const START: u64 = 60;
 const MEMORY: &str = "512M";
 const SECONDS: u64 = 60;
+/// What a guest's CPUs may interpret in a second that they execute: a thousandth of what a CPU does in a second
+/// at the least, which are a thousand million instructions. The hosts may not count those of a program.
+const INTERPRETED: f64 = 1e6;
 
 /// A program with what is known of it.
 #[derive(Clone, Debug, Default)]
@@ -75,12 +78,20 @@ pub struct Compared {
     pub said: String,
     /// How long the two took.
     pub took: [Duration; 2],
+    /// Instructions that were interpreted in the guest, for each second that its CPUs executed. `None` if the machine
+    /// was ended before it said so.
+    pub interpreted: Option<f64>,
 }
 
 impl Compared {
     /// The two did the same.
     pub fn is_same(&self) -> bool {
         self.host == self.guest
+    }
+
+    /// The guest's machine interpreted less than a thousandth of what it executed.
+    pub fn is_hardly_interpreted(&self) -> bool {
+        self.interpreted.is_some_and(|rate| rate < INTERPRETED)
     }
 
     /// It failed on the host alone.
@@ -175,13 +186,15 @@ impl Program {
         here.args(["sh", "-c", &self.script]);
         let mut there = limited(seconds + START);
         let memory = self.memory.as_deref().unwrap_or(MEMORY);
-        there.arg(ring3()?).args(["exec", "--memory", memory, "--", "sh", "-c", &self.script]);
+        there.arg(ring3()?).args(["exec", "--stats", "--memory", memory, "--"]);
+        there.args(["sh", "-c", &self.script]);
         let (host, on_host) = run_in_empty_folder(here)?;
         let (guest, in_guest) = run_in_empty_folder(there)?;
         let said = String::from_utf8_lossy(&guest.stderr).into_owned();
         Ok(Compared {
             host: Ended::of(&host),
             guest: Ended::of(&guest),
+            interpreted: interpreted(&said),
             said,
             took: [on_host, in_guest],
         })
@@ -193,6 +206,12 @@ impl Ended {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         Self { printed, code: output.status.code() }
     }
+}
+
+/// Instructions interpreted for each second of executing, by what a machine says at its end.
+fn interpreted(said: &str) -> Option<f64> {
+    let seconds: f64 = figure(said, "executing").ok()?;
+    Some(counter(said, "instructions").ok()? as f64 / seconds.max(1e-3))
 }
 
 fn limited(seconds: u64) -> Command {
@@ -241,6 +260,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_interpreted_is_seen() {
+        let compared = |said: &str| Compared {
+            host: Ended { printed: String::new(), code: Some(0) },
+            guest: Ended { printed: String::new(), code: Some(0) },
+            interpreted: interpreted(said),
+            said: said.into(),
+            took: [Duration::ZERO; 2],
+        };
+        let said = |count| format!("  instructions  {count}  1.0/s\n  executing  2.500 s\n");
+        assert!(compared(&said("2400000")).is_hardly_interpreted());
+        assert!(!compared(&said("2600000")).is_hardly_interpreted());
+        assert!(!compared("Killed\n").is_hardly_interpreted());
+    }
+
+    #[test]
     fn unknown_facts_are_refused() {
         assert!(Program::parse("a", "# program: a\n# does: b\n# shrot\n").is_err());
         assert!(Program::parse("a", "# program: a\n").is_err());
@@ -256,6 +290,7 @@ mod tests {
             guest,
             said: String::new(),
             took: [Duration::ZERO; 2],
+            interpreted: None,
         };
         assert!(compared(ended("a\nb\n", 0)).is_same());
         assert!(!compared(ended("a\nb\n", 1)).is_same());

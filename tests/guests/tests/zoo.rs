@@ -11,6 +11,7 @@ fn programs_do_in_a_guest_what_they_do_on_the_host() -> Result<()> {
         let compared = program.compare()?;
         let told = compared.difference();
         ensure!(compared.is_same(), "{name}: {told}\n{}", compared.said);
+        ensure!(compared.is_hardly_interpreted(), "{name}: interpreted\n{}", compared.said);
     }
     Ok(())
 }

@@ -65,11 +65,12 @@ fn run(program: &Program) -> Result<Outcome> {
     let compared = program.compare()?;
     let fails = program.fails.as_ref().filter(|_| compared.fails_on_the_host());
     Ok(match (program.differs.as_ref().or(fails), compared.is_same()) {
-        (None, true) => Outcome::Same(compared),
+        (None, true) if compared.is_hardly_interpreted() => Outcome::Same(compared),
+        (None, true) => Outcome::Wrong(format!("too much is interpreted, {}", rate(&compared))),
         (Some(why), false) => Outcome::Differs(why.clone()),
         (Some(_), true) => Outcome::Wrong("the same, though its script says it differs".into()),
         (None, false) => {
-            let said = compared.said.lines().next().unwrap_or_default();
+            let said = compared.said.lines().next().unwrap_or_default().trim();
             Outcome::Wrong(format!("{} {said}", compared.difference()))
         }
     })
@@ -89,7 +90,8 @@ impl Outcome {
         match self {
             Self::Same(compared) => {
                 let [host, guest] = compared.took.map(|took| took.as_secs_f64());
-                format!("the same ({host:.1} s, {guest:.1} s in the guest)")
+                let rate = rate(compared);
+                format!("the same ({host:.1} s, {guest:.1} s in the guest, {rate})")
             }
             Self::Differs(why) => format!("differs: {why}"),
             Self::Wrong(how) => format!("WRONG: {how}"),
@@ -102,6 +104,14 @@ impl Outcome {
             Self::Same(_) => "the same".into(),
             other => other.words(),
         }
+    }
+}
+
+/// How much of a guest was interpreted.
+fn rate(compared: &Compared) -> String {
+    match compared.interpreted {
+        Some(rate) => format!("{:.3} million interpreted/s", rate / 1e6),
+        None => "not said how much".into(),
     }
 }
 
