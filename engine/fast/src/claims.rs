@@ -100,9 +100,9 @@ impl ClaimedRegions {
         }
     }
 
-    /// The vCPU's program has memory, or has been given some, that is claimed.
-    pub fn are_reached(&self, vcpu: &Vcpu, ram: &Ram) -> bool {
-        self.meets(vcpu, ram) || self.has_given(root(vcpu))
+    /// The vCPU's program, for which has been decided, has memory, or has been given some, that is claimed.
+    pub fn are_reached(&self, vcpu: &Vcpu) -> bool {
+        self.met || self.has_given(root(vcpu))
     }
 
     /// Decides whether the vCPU's program is interpreted.
@@ -154,7 +154,7 @@ impl ClaimedRegions {
     }
 
     /// The same, and its code must not run beside the claim.
-    pub fn must_wait(&self, root: u64) -> bool {
+    fn must_wait(&self, root: u64) -> bool {
         self.reached(root).any(|given| given.len < RESERVATION || !given.settled)
     }
 

@@ -34,7 +34,7 @@ const DEPTHS: usize = 4;
 const REST: Duration = Duration::from_millis(500);
 /// Times at the most.
 const MAX_RESTS: u32 = 10;
-/// How often it looks whether it could while a program is interpreted: to look takes microseconds.
+/// While a program is interpreted, the machine looks this often whether it could move. To look takes microseconds.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The base to start with.
@@ -54,19 +54,21 @@ fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
 pub struct Moves {
     count: u32,
     last: Option<Instant>,
+    /// When the machine last looked for a better place.
     looked: Option<Instant>,
 }
 
 impl Moves {
-    /// The machine is to look for a better place now. It looks more often while a program `waits` for one, and is
-    /// interpreted: where there is none, the program may not have to wait ([`ClaimedRegions::settle`]).
-    fn may_look(&mut self, waits: bool) -> bool {
-        let pause = if waits { LOOK } else { self.rest() };
-        let may = self.looked.is_none_or(|looked| looked.elapsed() >= pause);
-        if may {
+    /// Notes that the machine looks for a better place now; false if it has looked a moment ago. A program that is interpreted
+    /// meanwhile has the machine look sooner: it may run directly once no place has turned out better
+    /// ([`ClaimedRegions::settle`]).
+    fn begin_look(&mut self, is_interpreted: bool) -> bool {
+        let pause = if is_interpreted { LOOK } else { self.rest() };
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= pause);
+        if is_due {
             self.looked = Some(Instant::now());
         }
-        may
+        is_due
     }
 
     /// The machine has rested since it moved.
@@ -74,10 +76,12 @@ impl Moves {
         self.last.is_none_or(|last| last.elapsed() >= self.rest())
     }
 
+    /// How long the machine stays where it is after its last move.
     fn rest(&self) -> Duration {
         REST * self.count.clamp(1, MAX_RESTS)
     }
 
+    /// The machine moves now.
     fn note(&mut self) {
         self.count += 1;
         self.last = Some(Instant::now());
@@ -125,10 +129,11 @@ impl Fast {
         }
         let (v, ram) = (&self.cpu.vcpu, self.board.ram());
         self.claims.follow_calls(v, &mut self.slots, &mut self.pages);
-        if v.cpl() == 3 && self.claims.are_reached(v, ram) {
+        self.claims.decide(v, ram);
+        if v.cpl() == 3 && self.claims.are_reached(v) {
             self.make_way()?;
+            self.claims.decide(&self.cpu.vcpu, self.board.ram());
         }
-        self.claims.decide(&self.cpu.vcpu, self.board.ram());
         self.cpu.observe(self.left_to_wedges());
         Ok(())
     }
@@ -151,11 +156,10 @@ impl Fast {
     /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other
     /// programs that are known are spared as far as possible.
     fn make_way(&mut self) -> Result<(), Error> {
-        let (from, here) = (self.pages.base(), Roots::from(&self.cpu.vcpu));
-        let waits = self.claims.are_met() || self.claims.must_wait(here.cr3 & paging::ADDRESS);
-        if self.checker.is_some() || !self.moves.may_look(waits) {
+        if self.checker.is_some() || !self.moves.begin_look(self.claims.are_met()) {
             return Ok(());
         }
+        let (from, here) = (self.pages.base(), Roots::from(&self.cpu.vcpu));
         let better = better_base(&self.claims, &self.slots, self.board.ram(), (from, here));
         let Some(base) = better else {
             self.claims.settle(here.cr3 & paging::ADDRESS);

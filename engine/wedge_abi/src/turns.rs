@@ -78,7 +78,7 @@ impl SpaceVersion {
     }
 
     /// GVAs of the two words that Linux keeps for a PCID: whose memory the PCID stands for, and how often translations of that memory have
-    /// been taken back. `None` if Linux keeps none for this PCID.
+    /// been taken back. `None` if there are no such words for this PCID.
     ///
     /// Programs choose a GS base, and the kernel's entry code runs with that base for a moment. So there are no words unless one
     /// base is in the kernel's half and the other is not.

@@ -102,7 +102,8 @@ pub struct RunControl {
     pub alone: u64,
 }
 
-/// How a wedge may walk the guest's page tables, which have NX and WP.
+/// How a wedge may walk the guest's page tables: the values of [`RunControl::walks`]. It may only if EFER.NXE and CR0.WP are set, and
+/// takes that for granted.
 pub mod walks {
     /// Not at all.
     pub const NONE: u64 = 0;

@@ -35,9 +35,12 @@ pub const fn wide(gva: u64) -> u64 {
     if gva >= KERNEL_START && gva >> 32 == 0 { gva | !0 << 32 } else { gva }
 }
 
-/// The GVA, as [`wide`] gives it, that translated code of a 32-bit guest has accessed at an HVA; `None` if it has no such memory. The
-/// kernel's HVAs are `bias` more than its wide GVAs, a program's are its GVAs. `reaches_user`: it is a program's code, or the kernel's
-/// inside STAC..CLAC.
+/// The GVA, as [`wide`] gives it, that translated code of a 32-bit guest has accessed at an HVA. `None` if this code has no memory
+/// there.
+///
+/// The HVA of the kernel's memory is its wide GVA plus `bias`. The HVA of a program's memory is its GVA. `is_user`: the code is a
+/// program's. `reaches_user`: the code may access a program's memory, since it is a program's itself, or the kernel's inside
+/// STAC..CLAC.
 pub fn accessed(hva: u64, bias: u64, is_user: bool, reaches_user: bool) -> Option<u64> {
     let kernels = hva.wrapping_sub(bias);
     match hva < KERNEL_START {

@@ -260,7 +260,8 @@ pub fn counter(messages: &str, name: &str) -> Result<u64> {
     figure(messages, name)
 }
 
-/// The same of what is not a count, such as the seconds of `executing`.
+/// A figure of `--stats` that need not be a count, such as the seconds of `executing`. The figure is in a machine's messages under
+/// this name.
 ///
 /// # Errors
 /// There is none of this name.

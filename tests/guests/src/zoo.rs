@@ -29,8 +29,8 @@ use crate::{counter, figure, ring3};
 const START: u64 = 60;
 const MEMORY: &str = "512M";
 const SECONDS: u64 = 60;
-/// What a guest's CPUs may interpret in a second that they execute: a thousandth of what a CPU does in a second
-/// at the least, which are a thousand million instructions. The hosts may not count those of a program.
+/// Instructions a second of executing that a guest's machine may interpret: a thousandth of what a CPU does. Hosts do not all
+/// count a program's instructions, so a CPU is taken to do a thousand million a second, which is less than any does.
 const INTERPRETED: f64 = 1e6;
 
 /// A program with what is known of it.
@@ -78,9 +78,6 @@ pub struct Compared {
     pub said: String,
     /// How long the two took.
     pub took: [Duration; 2],
-    /// Instructions that were interpreted in the guest, for each second that its CPUs executed. `None` if the machine
-    /// was ended before it said so.
-    pub interpreted: Option<f64>,
 }
 
 impl Compared {
@@ -89,9 +86,16 @@ impl Compared {
         self.host == self.guest
     }
 
+    /// Instructions that the guest's machine interpreted for each second of executing. `None` if the machine was ended before it
+    /// said so.
+    pub fn interpreted(&self) -> Option<f64> {
+        let seconds: f64 = figure(&self.said, "executing").ok()?;
+        Some(counter(&self.said, "instructions").ok()? as f64 / seconds.max(1e-3))
+    }
+
     /// The guest's machine interpreted less than a thousandth of what it executed.
     pub fn is_hardly_interpreted(&self) -> bool {
-        self.interpreted.is_some_and(|rate| rate < INTERPRETED)
+        self.interpreted().is_some_and(|rate| rate < INTERPRETED)
     }
 
     /// It failed on the host alone.
@@ -194,7 +198,6 @@ impl Program {
         Ok(Compared {
             host: Ended::of(&host),
             guest: Ended::of(&guest),
-            interpreted: interpreted(&said),
             said,
             took: [on_host, in_guest],
         })
@@ -206,12 +209,6 @@ impl Ended {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         Self { printed, code: output.status.code() }
     }
-}
-
-/// Instructions interpreted for each second of executing, by what a machine says at its end.
-fn interpreted(said: &str) -> Option<f64> {
-    let seconds: f64 = figure(said, "executing").ok()?;
-    Some(counter(said, "instructions").ok()? as f64 / seconds.max(1e-3))
 }
 
 fn limited(seconds: u64) -> Command {
@@ -252,6 +249,16 @@ fn is_there(need: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn ended(printed: &str, code: i32) -> Ended {
+        Ended { printed: printed.into(), code: Some(code) }
+    }
+
+    /// The host's run has printed two lines.
+    fn compared(guest: Ended, said: &str) -> Compared {
+        let (host, said) = (ended("a\nb\n", 0), said.into());
+        Compared { host, guest, said, took: [Duration::ZERO; 2] }
+    }
+
     #[test]
     fn every_program_says_what_it_is() {
         let programs = programs().expect("they can be read");
@@ -261,13 +268,7 @@ mod tests {
 
     #[test]
     fn what_is_interpreted_is_seen() {
-        let compared = |said: &str| Compared {
-            host: Ended { printed: String::new(), code: Some(0) },
-            guest: Ended { printed: String::new(), code: Some(0) },
-            interpreted: interpreted(said),
-            said: said.into(),
-            took: [Duration::ZERO; 2],
-        };
+        let compared = |said: &str| compared(ended("", 0), said);
         let said = |count| format!("  instructions  {count}  1.0/s\n  executing  2.500 s\n");
         assert!(compared(&said("2400000")).is_hardly_interpreted());
         assert!(!compared(&said("2600000")).is_hardly_interpreted());
@@ -284,14 +285,7 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_told() {
-        let ended = |printed: &str, code| Ended { printed: printed.into(), code: Some(code) };
-        let compared = |guest| Compared {
-            host: ended("a\nb\n", 0),
-            guest,
-            said: String::new(),
-            took: [Duration::ZERO; 2],
-            interpreted: None,
-        };
+        let compared = |guest| compared(guest, "");
         assert!(compared(ended("a\nb\n", 0)).is_same());
         assert!(!compared(ended("a\nb\n", 1)).is_same());
         let told = compared(ended("a\n", 0)).difference();

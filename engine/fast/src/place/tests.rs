@@ -119,8 +119,8 @@ fn a_program_in_every_place_finds_its_own() {
     }
 }
 
-/// A machine that has just moved rests. That is nothing to a program whose reservation is in the way of each place:
-/// ThreadSanitizer's.
+/// A machine that has just moved may not move again at once. A program whose reservation no place would spare, as
+/// ThreadSanitizer makes one, does not wait for that: it runs directly.
 #[test]
 fn what_no_place_spares_is_not_waited_for() {
     let mut fast = machine(&[0x7fff_0000_0000]);
@@ -129,7 +129,7 @@ fn what_no_place_spares_is_not_waited_for() {
     assert_eq!(runs(&mut fast), (1, false));
 }
 
-/// While a better place is there, it waits.
+/// A program whose memory another place would spare is interpreted until the machine may move there.
 #[test]
 fn what_a_place_spares_is_waited_for_while_the_machine_rests() {
     let mut fast = machine(&[0x7fff_0000_0000]);

@@ -115,7 +115,7 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// Loads what PUSHF pushes. `other` is lost.
+    /// Emits code that puts into a register the flags that PUSHF would push. What the register `other` held is lost.
     pub(super) fn load_flags(&mut self, fixes: &mut Fixes, into: Register, other: Register) {
         self.on_own_stack(fixes, |e| {
             e.asm.op(Code::Pushfq);

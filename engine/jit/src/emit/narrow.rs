@@ -1,10 +1,12 @@
 //! Translates the code of 32-bit guests to 64-bit code that does the same.
 //!
 //! Each of the guest's eight registers is the lower half of a host register. The upper half is always zero, since a write to the lower
-//! half clears the upper one. The host's other eight registers are scratch. Memory operands keep their 32-bit addresses, so an
-//! address that carries out of 32 bits wraps as on the CPU. In the kernel's code the host's GS base is 4 GiB below the bias of 64-bit
-//! kernels ([`wedge_abi::Base::narrow_bias`]), so the last GiB has the HVAs of a 64-bit kernel's last GiB. In programs' code that base
-//! is zero.
+//! half clears the upper one. The host's other eight registers are scratch. Memory operands keep their 32-bit addresses, so a sum of
+//! more than 32 bits wraps, as on the guest's CPU.
+//!
+//! While the guest kernel's code runs, the host's GS base is 4 GiB less than the bias of 64-bit kernels
+//! ([`wedge_abi::Base::narrow_bias`]). So an address in the last GiB leads to the HVA where the last GiB of a 64-bit kernel would be.
+//! While a program's code runs, the GS base is zero.
 
 use super::{
     Emitter,
@@ -87,7 +89,8 @@ impl Emitter<'_> {
         self.put_narrow(insn, &changed)
     }
 
-    /// A memory operand inside STAC..CLAC. The user's addresses are HVAs as they are, and the kernel's get the bias.
+    /// An instruction inside STAC..CLAC with an operand in memory, which may be a program's or the kernel's. A program's address is the
+    /// HVA, and the bias is added to the kernel's.
     fn narrow_either(&mut self, insn: &Instruction) -> Flow {
         if insn.is_vsib() || !self.narrow_address(insn) {
             return self.call_out(insn);
@@ -96,8 +99,8 @@ impl Emitter<'_> {
         self.put_narrow(insn, &at_sum(insn, [ADDRESS, BIAS]))
     }
 
-    /// A memory operand in the segment of the CPU's or the thread's own. Threads have memory below the segment's base, by offsets that carry
-    /// out of 32 bits. The host's CPU would not lose the carry in what it adds to a base.
+    /// An instruction with an operand in the segment of the CPU's or the thread's own. Threads have memory below the segment's base: base
+    /// plus offset is more than 32 bits then, and wraps. The host's CPU would not wrap what it adds to a base.
     fn narrow_of_own(&mut self, insn: &Instruction) -> Flow {
         if insn.is_vsib() || !self.narrow_own_address(insn) {
             return self.call_out(insn);
@@ -107,7 +110,7 @@ impl Emitter<'_> {
         self.put_narrow(insn, &changed)
     }
 
-    /// The address of such an operand into [`ADDRESS`]; false if it cannot be encoded, or is certain to fault. Where there is no segment, or
+    /// Loads the address of such an operand into [`ADDRESS`]; false if it cannot be encoded, or is certain to fault. Where there is no segment, or
     /// the operand goes beyond its end, the address becomes one that the host refuses.
     fn narrow_own_address(&mut self, insn: &Instruction) -> bool {
         let last = insn.memory_size().size().max(1) as i64 - 1;
