@@ -90,6 +90,8 @@ pub struct Code {
     unchecked: Vec<CodeUser>,
     /// RAM offset of each page that kernel code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
+    /// The GVA behind the last of them.
+    end: u64,
     /// The pages that user code was made from.
     pub versions: Versions,
     /// Slots of the wedges' table of faults that are in use.
@@ -122,6 +124,7 @@ impl Code {
             tops,
             unchecked,
             pages,
+            end: 0,
             versions: Versions::new(layout.origins.is_some()),
             told_faults: FxHashSet::default(),
             devices,
@@ -148,6 +151,7 @@ impl Code {
         self.cache.clear(&mut self.memory);
         self.tops.clear();
         self.pages.clear();
+        self.end = 0;
         self.done.clear();
         self.forget_faults();
         if self.layout.level == Level::User {
@@ -157,6 +161,11 @@ impl Code {
 
     fn access(&self) -> Access {
         Access { user: self.layout.level == Level::User, ..FETCH }
+    }
+
+    /// From this GVA on no code is translated; not known of user code.
+    pub fn end(&self) -> u64 {
+        self.end
     }
 
     /// Code can be made from what lies at this GVA.
@@ -331,6 +340,7 @@ impl Code {
 
     fn note_page(&mut self, board: &Board, roots: Roots, page: u64, offset: u64) {
         let is_new = self.pages.insert(page, offset) != Some(offset);
+        self.end = self.end.max(page.saturating_add(PAGE));
         if is_new && self.layout.several {
             self.tops.note(board.ram(), roots, page);
         }

@@ -113,7 +113,7 @@ fn check_reports(bytes: &[u8]) {
                 (page, PAGE, offset..offset + PAGE)
             }
             MapReport::Dropped { start, len } => (start, len, 0..0),
-            MapReport::Refused { page } => (page, PAGE, 0..0),
+            MapReport::Refused { page } | MapReport::KernelDropped { page } => (page, PAGE, 0..0),
         };
         assert!(start + len <= TOP as u64 && offset.end <= RAM_LEN, "{report:x?}");
         assert!(start % PAGE == 0 && offset.start % PAGE == 0, "{report:x?}");

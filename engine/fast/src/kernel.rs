@@ -52,6 +52,10 @@ impl Fast {
             state::load_translated_user(&self.cpu.vcpu, page);
         }
         page.run.alone = alone.into();
+        page.run.plain_from = match self.cpu.vcpu.long_mode() {
+            true => u64::MAX,
+            false => self.code.end_of_kernel().max(self.slots.end_of_parts()),
+        };
         page.block.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
@@ -161,13 +165,21 @@ impl Fast {
                     3 => self.interpret_and_learn(),
                     _ => self.interpret(),
                 }
-                self.interpret_beside();
+                // Behind what the wedge could do it needs a block to go on with.
+                if kind == WedgeExit::Block(BlockExit::CallOut) {
+                    self.interpret_beside();
+                }
                 if kind == WedgeExit::Block(BlockExit::LoadSpace) {
                     self.pass_through();
                 }
                 Ok(())
             }
-            WedgeExit::Block(BlockExit::Iret | BlockExit::Sysret | BlockExit::SysretNarrow) => {
+            WedgeExit::Block(
+                BlockExit::Iret
+                | BlockExit::IretNarrow
+                | BlockExit::Sysret
+                | BlockExit::SysretNarrow,
+            ) => {
                 self.take_state();
                 self.show_missing()?;
                 self.interpret();

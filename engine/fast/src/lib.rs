@@ -49,6 +49,8 @@ mod lockstep;
 mod low;
 mod machine;
 mod narrow;
+#[cfg(test)]
+mod narrow_kernel_tests;
 mod operand;
 mod options;
 mod pages;
@@ -350,8 +352,9 @@ impl Fast {
         self.pages.fetch();
         self.take_interrupt();
         self.taps.hand_on_turn(&mut self.pages, &mut self.board);
+        let reached = if roots.long_mode() { u64::MAX } else { u32::MAX.into() };
         for gva in self.slots.take_invalidated() {
-            self.cpu.forget_page(gva);
+            self.cpu.forget_page(gva & reached);
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.vcpu_page().regs.cr3);

@@ -102,7 +102,7 @@ pub struct Space<W = Wedge> {
     pub root: u64,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
-    /// User pages whose translations the wedge has dropped by itself: GVAs.
+    /// Pages whose translations the wedge has dropped by itself: GVAs.
     invalidated: Vec<u64>,
     /// What is known of pages of user code.
     code: CodePages,
@@ -329,6 +329,11 @@ impl<W: Process> Space<W> {
         self.mapper.protect(offset)
     }
 
+    /// The GVA behind all large pages of a 32-bit kernel's that are mapped in pieces.
+    pub fn end_of_parts(&self) -> u64 {
+        self.mapper.end_of_parts()
+    }
+
     /// Takes note of what the wedge has done by itself; how much that was.
     pub fn catch_up(&mut self) -> Result<usize, Error> {
         let made = self.mapper.wedge_mut().take_made();
@@ -347,7 +352,7 @@ impl<W: Process> Space<W> {
         self.invalidated.extend(self.mapper.absorb(report));
     }
 
-    /// User pages whose translations the wedge has dropped by itself: GVAs.
+    /// Pages whose translations the wedge has dropped by itself: GVAs.
     pub fn take_invalidated(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.invalidated)
     }

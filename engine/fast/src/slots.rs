@@ -324,9 +324,28 @@ impl<W: Process> Slots<W> {
         self.each().map(Space::entries).sum()
     }
 
-    /// User pages whose translations the wedges have dropped by themselves: GVAs.
+    /// The GVA behind all large pages of a 32-bit kernel's that are mapped in pieces in the current slot.
+    pub fn end_of_parts(&self) -> u64 {
+        self.spaces.last().map_or(0, |space| space.end_of_parts())
+    }
+
+    /// Pages whose translations the wedges have dropped by themselves: GVAs. The kernel's are dropped in all slots.
     pub fn take_invalidated(&mut self) -> Vec<u64> {
-        self.spaces.iter_mut().flat_map(|space| space.take_invalidated()).collect()
+        let each = self.spaces.iter_mut().map(|space| space.take_invalidated());
+        let all: Vec<_> = each.collect::<Vec<_>>().concat();
+        for gva in all.iter().filter(|gva| **gva >= UPPER_HALF) {
+            self.drop_elsewhere(*gva);
+        }
+        all
+    }
+
+    /// Drops a page (GVA) in all slots but the current one.
+    fn drop_elsewhere(&mut self, gva: u64) {
+        let current = self.spaces.len().saturating_sub(1);
+        for space in self.parked.iter_mut().chain(self.spaces.iter_mut().take(current)) {
+            // What cannot be unmapped has failed for good, which shows when it runs next.
+            let _ = space.drop_page(gva);
+        }
     }
 
     /// Answers a page fault in the current slot.

@@ -61,7 +61,7 @@ impl FastStatistics {
             ("misses", block(BlockExit::Miss)),
             ("interrupt windows", block(BlockExit::InterruptWindow)),
             ("sysret exits", block(BlockExit::Sysret) + block(BlockExit::SysretNarrow)),
-            ("iret exits", block(BlockExit::Iret)),
+            ("iret exits", block(BlockExit::Iret) + block(BlockExit::IretNarrow)),
             ("kernel signals", exit(WedgeExit::KernelSignal)),
             ("user signals", exit(WedgeExit::UserSignal)),
             ("kicked exits", exit(WedgeExit::Kicked)),

@@ -134,6 +134,11 @@ impl VcpuCode {
         self.user.iter_mut().for_each(what);
     }
 
+    /// From this GVA on the kernel has no translated code.
+    pub fn end_of_kernel(&self) -> u64 {
+        self.kernel.lock().end()
+    }
+
     /// HVA of the block of a level at a GVA, for a value of RFLAGS.AC; see [`Code::block`].
     pub fn block(
         &mut self,

@@ -10,9 +10,9 @@ use crate::{
     context::{Context, Next},
     cpuid, fault, here,
     host::load_vectors_careful,
-    kernel_start,
+    invlpg, kernel_start,
     lookup::{self, LookupOutcome},
-    mmu, narrow, taps, turns, word,
+    mmu, narrow, narrow_kernel, taps, turns, word,
 };
 use core::arch::naked_asm;
 use wedge_abi::{
@@ -22,7 +22,7 @@ use wedge_abi::{
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
     msr::X2APIC_IN_SERVICE_80,
-    narrow::USER_DS,
+    narrow::{USER_DS, wide},
     paging::PHYS_BITS,
     reg::{R11, RAX, RCX, RDI, RDX, RSP},
 };
@@ -33,7 +33,7 @@ pub const IN_HOST: u64 = STATUS | DF | ID;
 const SYSRET_FLAGS: u64 = 0x003c_7fd7;
 /// Flags user code may have that need no watching.
 const ORDINARY_USER: u64 = STATUS | IF | DF | NT | AC | ID | FIXED;
-const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | FIXED;
+pub const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | FIXED;
 /// The MSR of the interrupts from 0x80 to 0x9f that are in service.
 const IN_SERVICE_80: u64 = X2APIC_IN_SERVICE_80 as u64;
 /// Bytes of RDMSR without prefixes, which nobody writes. Behind another one no block begins so.
@@ -92,7 +92,7 @@ fn miss_for_good(cx: &mut Context<'_>) -> Next {
 
 fn enter_kernel_at(cx: &mut Context<'_>, flags: u64, block: u64) {
     if flags & AC != 0 {
-        mmu::finish_deferred(cx);
+        invlpg::finish_deferred(cx);
     }
     cx.vcpu.regs.cpl = 0;
     cx.vcpu.regs.interrupt_flag = flags & IF;
@@ -166,6 +166,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     const SYSRET: u64 = BlockExit::Sysret as u64;
     const SYSRET_NARROW: u64 = BlockExit::SysretNarrow as u64;
     const IRET: u64 = BlockExit::Iret as u64;
+    const IRET_NARROW: u64 = BlockExit::IretNarrow as u64;
     const MISS: u64 = BlockExit::Miss as u64;
     const INVALIDATE: u64 = BlockExit::InvalidatePage as u64;
     const LOAD_VECTORS: u64 = BlockExit::LoadVectors as u64;
@@ -195,7 +196,8 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         SYSRET if fast => sysret(cx),
         SYSRET_NARROW if fast => sysret_narrow(cx).then_some(Next::Run),
         IRET if fast => iret(cx),
-        INVALIDATE if walks => invalidate(cx).then_some(Next::Run),
+        IRET_NARROW => narrow_kernel::iret(cx).then_some(Next::Run),
+        INVALIDATE => invalidate(cx).then_some(Next::Run),
         // Another wedge would not know that it is to go no further.
         LOAD_SPACE if walks && vcpu.run.pcids != 0 && vcpu.run.go != go::LEAVE => load_space(cx),
         _ => None,
@@ -238,18 +240,25 @@ fn load_guest_vectors(cx: &mut Context<'_>) -> bool {
 
 /// The instruction has been done: the block behind it comes next.
 fn go_on_behind(vcpu: &mut VcpuPage, block: u64) -> bool {
-    vcpu.regs.rip = vcpu.exit.next;
-    vcpu.block.jump = block;
-    vcpu.run.go = go::BLOCK;
+    go_on_at(vcpu, vcpu.exit.next, block);
     true
 }
 
+/// The kernel's block at a GVA comes next.
+pub fn go_on_at(vcpu: &mut VcpuPage, rip: u64, block: u64) {
+    vcpu.regs.rip = rip;
+    vcpu.block.jump = block;
+    vcpu.run.go = go::BLOCK;
+}
+
 fn invalidate(cx: &mut Context<'_>) -> bool {
-    let next = find(cx.vcpu.exit.next, cx.vcpu.regs.ac != 0);
-    if next == 0 || !mmu::invalidate(cx, cx.vcpu.exit.operand) {
-        return false;
-    }
-    go_on_behind(cx.vcpu, next)
+    let (gva, next) = (cx.vcpu.exit.operand, find(cx.vcpu.exit.next, cx.vcpu.regs.ac != 0));
+    let done = next != 0
+        && match cx.vcpu.run.walks {
+            walks::FOUR_LEVELS => invlpg::of_user(cx, gva),
+            _ => invlpg::of_narrow_kernel(cx, gva),
+        };
+    done && go_on_behind(cx.vcpu, next)
 }
 
 /// MOV to CR3, of a space that some wedge holds: that one goes on. If translations are not to be kept, they must be up to date.
@@ -289,7 +298,7 @@ fn up_to_date(vcpu: &mut VcpuPage, cr3: u64) -> Option<usize> {
 }
 
 /// An interrupt is due as soon as interrupts are enabled.
-fn open_to_interrupt(vcpu: &VcpuPage, flags: u64) -> bool {
+pub fn open_to_interrupt(vcpu: &VcpuPage, flags: u64) -> bool {
     vcpu.run.pending != 0 && flags & IF != 0
 }
 
@@ -359,7 +368,7 @@ fn enter_user(cx: &mut Context<'_>, rip: u64, flags: u64) {
 
 /// User code whose state is in the vCPU page is run translated.
 fn enter_translated_user(cx: &mut Context<'_>) {
-    mmu::finish_deferred(cx);
+    invlpg::finish_deferred(cx);
     cx.vcpu.run.user_translated = 1;
     cx.vcpu.block.host_flags = cx.vcpu.regs.rflags & IN_HOST;
     (cx.vcpu.regs.interrupt_flag, cx.vcpu.regs.ac) = (IF, 0);
@@ -475,12 +484,12 @@ pub fn kernel_code(vcpu: &mut VcpuPage, selector: u64) -> Option<bool> {
 }
 
 /// A code or data descriptor of the GDT, without its accessed bit.
-fn descriptor(vcpu: &mut VcpuPage, selector: u64) -> Option<u64> {
+pub fn descriptor(vcpu: &mut VcpuPage, selector: u64) -> Option<u64> {
     let index = selector & 0xfff8;
     if selector & 4 != 0 || index == 0 || index + 7 > vcpu.system.gdt_limit {
         return None;
     }
-    kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
+    kernel_word(vcpu, wide(vcpu.system.gdt).wrapping_add(index)).map(|d| d & !(1 << 40))
 }
 
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.

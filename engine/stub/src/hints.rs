@@ -75,6 +75,13 @@ pub fn note_dropped(mapped: &mut Mapped, page: u64) {
     set(mapped, page, Hint { page, offset: DROPPED });
 }
 
+/// The same of the pages in a range of HVAs.
+pub fn note_all_dropped(mapped: &mut Mapped, from: u64, to: u64) {
+    for page in (from..to).step_by(PAGE as usize) {
+        note_dropped(mapped, page);
+    }
+}
+
 /// The wedge remembers that it has taken a page away, and nothing has been mapped there since.
 pub fn is_dropped(mapped: &Mapped, page: u64) -> bool {
     shows(mapped, page, DROPPED, 0)

@@ -12,7 +12,7 @@
 //! - `run` goes on with guest code as `RunControl::go` says, `gates` are the last instructions of that.
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
-//! - `narrow` has what 32-bit user code needs besides.
+//! - `narrow` has what 32-bit user code needs besides, `narrow_kernel` what a 32-bit kernel does.
 //! - `blocks` finds translated code by its guest address.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `claims` knows whether the program has memory where the wedge's or the kernel's lies.
@@ -44,11 +44,13 @@ mod filter_tests;
 mod gates;
 mod hints;
 mod host;
+pub mod invlpg;
 mod larges;
 pub mod lookup;
 pub mod mmu;
 pub mod model;
 mod narrow;
+mod narrow_kernel;
 pub mod orders;
 mod patched;
 mod run;

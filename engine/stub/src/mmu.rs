@@ -11,7 +11,7 @@ use crate::{
     Context, bias,
     hints::{self, KEPT},
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED},
-    larges, lookup, reach, sites, text,
+    larges, reach, sites, text,
 };
 use core::sync::atomic::Ordering;
 use wedge_abi::{
@@ -27,7 +27,7 @@ const AROUND: u64 = 16;
 const REACH: u64 = MAX_RUN / PAGE;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
-const EXECUTE: u64 = 4;
+pub(crate) const EXECUTE: u64 = 4;
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
 pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool {
@@ -82,11 +82,11 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
 
 /// Pages to be mapped at once: contiguous in RAM, with the same rights.
 #[derive(Clone, Copy)]
-struct Run {
+pub(crate) struct Run {
     gva: u64,
     len: u64,
-    offset: u64,
-    rights: u64,
+    pub(crate) offset: u64,
+    pub(crate) rights: u64,
     /// The shared copies of these pages are to be mapped.
     copied: bool,
 }
@@ -157,7 +157,7 @@ fn map_empty(cx: &mut Context<'_>, page: u64, offset: u64) -> bool {
 
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary and
 /// nothing is made of the page.
-fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
+pub(crate) fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     said_page(s, table, gva, kernel).filter(|said| is_free(s, said, kernel))
 }
 
@@ -223,7 +223,7 @@ fn rights(leaf: Leaf) -> u64 {
 
 /// The region of an HVA is the user's or the kernel's, as asked. What lies right before or behind a region of the
 /// kernel's is nobody's: an access that begins there would not end at the border.
-fn owns(hva: u64, kernel: bool) -> bool {
+pub(crate) fn owns(hva: u64, kernel: bool) -> bool {
     let sites = hva.wrapping_sub(SITES as u64 & !(LARGE - 1)) < LARGE;
     if kernel {
         return owner(hva) == POISON;
@@ -279,7 +279,7 @@ pub fn note_large(cx: &mut Context<'_>, base: u64) -> Option<()> {
 }
 
 /// Takes away what is mapped of the user's large page at `base` (HVA).
-fn drop_large(cx: &mut Context<'_>, base: u64) -> bool {
+pub(crate) fn drop_large(cx: &mut Context<'_>, base: u64) -> bool {
     // SAFETY: pages of the user's.
     let done = unsafe { cx.unmap(base, LARGE) == 0 };
     if done {
@@ -509,100 +509,10 @@ pub fn note(s: &mut Shared, report: MapReport) {
 }
 
 /// Tells the monitor that a range of the user's (HVA, bytes) is dropped, if that is not the last thing it was told.
-fn note_dropped(s: &mut Shared, start: u64, len: u64) {
+pub(crate) fn note_dropped(s: &mut Shared, start: u64, len: u64) {
     let report = MapReport::Dropped { start, len };
     let last = (s.made.count as usize).checked_sub(1).and_then(|at| s.made.list.get(at));
     if last.is_none_or(|last| *last != report.encode()) {
         note(s, report);
     }
-}
-
-/// The page whose invalidation was put off is dropped now: before user code runs, before kernel code may
-/// reach user memory (AC is set), and before anybody else has the turn.
-pub fn finish_deferred(cx: &mut Context<'_>) {
-    let page = core::mem::take(&mut cx.vcpu.paging.deferred);
-    if page != 0 {
-        drop_page(cx, page);
-    }
-}
-
-/// Takes a page of the user's away, if it is not known to be away. What is left of its mapping makes the next one cheaper:
-/// the host need not free its page tables.
-fn drop_page(cx: &mut Context<'_>, page: u64) -> bool {
-    // At each munmap of memory that has an entry of the top table to itself, Linux 6.1 flushes a page of it, used or not.
-    if hints::is_dropped(&cx.shared.mapped, page) {
-        return true;
-    }
-    // SAFETY: a page of the user's.
-    let done = unsafe { cx.protect(page, PAGE, 0) == 0 || cx.unmap(page, PAGE) == 0 };
-    if done {
-        hints::note_dropped(&mut cx.shared.mapped, page);
-    } else {
-        hints::forget(&mut cx.shared.mapped, page, page + PAGE);
-    }
-    done
-}
-
-/// The guest still maps a page to what is mapped there, and has used it: the translation is loaded anew at
-/// once, as a TLB may do, and only what the page allows changes.
-fn reload(cx: &mut Context<'_>, page: u64) -> bool {
-    let now = last_table(cx, page).and_then(|table| used_page(cx.shared, table, page, false));
-    let is = hints::slot(&mut cx.shared.mapped, page).copied();
-    let (Some(now), Some(is)) = (now, is) else { return false };
-    let same = is.page & !7 == page && is.offset == now.offset;
-    if !same || (is.page | now.rights) & EXECUTE != 0 {
-        return false;
-    }
-    let (offset, rights) = (now.offset, Rights::from_bits(now.rights));
-    if is.page & 7 != now.rights {
-        // SAFETY: a page of the user's that is mapped.
-        if unsafe { cx.protect(page, PAGE, now.rights) } != 0 {
-            return false;
-        }
-        if let Some(hint) = hints::slot(&mut cx.shared.mapped, page) {
-            hint.page = page | now.rights;
-        }
-    }
-    // The interpreter has translations of its own, with the rights there were.
-    note(cx.shared, MapReport::Shown { page, offset, rights });
-    true
-}
-
-/// INVLPG of a user's page. False if it is the monitor's to do.
-pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
-    let page = gva & !(PAGE - 1);
-    lookup::forget(gva);
-    if cx.shared.mapped.large != 0
-        || cx.shared.made.count as usize >= MAX_MADE
-        || gva >> 47 != 0
-        || !owns(page, false)
-    {
-        return false;
-    }
-    let base = page & !(LARGE - 1);
-    let large = larges::has(&cx.shared.mapped.larges, base);
-    let [_, faulted, _, space] = cx.vcpu.paging.faulted;
-    let answered = space == cx.vcpu.regs.cr3 && faulted & !(PAGE - 1) == page;
-    if !large && answered && cx.vcpu.paging.deferred == 0 && cx.vcpu.regs.ac == 0 {
-        // The page whose fault the guest is answering: it is about to be mapped anew, by one host call that
-        // takes the old mapping away as well. Nobody can tell that the old mapping is still there: user code
-        // does not run before `finish_deferred`, and kernel code reaches the user's memory only with AC set.
-        // Whatever sets AC finishes it first: STAC (`jit::emit`), IRET and entries (`assist`), the monitor.
-        cx.vcpu.paging.deferred = page;
-        note_dropped(cx.shared, page, PAGE);
-        cx.vcpu.counters.invalidations += 1;
-        return true;
-    }
-    if !large && reload(cx, page) {
-        cx.vcpu.counters.invalidations += 1;
-        return true;
-    }
-    let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
-    let done = if large { drop_large(cx, page) } else { drop_page(cx, page) };
-    if !done {
-        return false;
-    }
-    note_dropped(cx.shared, page, len);
-    cx.vcpu.counters.invalidations += 1;
-    true
 }

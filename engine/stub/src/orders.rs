@@ -6,8 +6,8 @@ use crate::{
     mmu, sites, text,
 };
 use wedge_abi::{
-    Hint, MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP,
-    UPPER_USER,
+    Hint, MAX_ORDERS, MAX_RUN, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN,
+    TOP, UPPER_USER,
 };
 
 const PAGE: u64 = 4096;
@@ -45,7 +45,11 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
         MapCommand::Unmap { start, len } => {
             hints::forget_mapped(&mut cx.shared.mapped, start, start + len);
             // SAFETY: as above.
-            unsafe { cx.unmap(start, len) }
+            let result = unsafe { cx.unmap(start, len) };
+            if result >= 0 && len <= MAX_RUN {
+                hints::note_all_dropped(&mut cx.shared.mapped, start, start + len);
+            }
+            result
         }
         MapCommand::Poke { address, len, bytes } => {
             hints::forget(&mut cx.shared.mapped, address, address + len);
@@ -77,6 +81,11 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
             0
         }
         MapCommand::Large { base } => mmu::note_large(cx, base).map_or(NO_MEMORY, |()| 0),
+        MapCommand::Small { page, rights } => {
+            let hint = Hint { page: page | rights.bits(), offset: u64::MAX };
+            hints::set(&mut cx.shared.mapped, page, hint);
+            0
+        }
         MapCommand::Map { start, len, offset, rights, owner } => {
             hints::forget_mapped(&mut cx.shared.mapped, start, start + len);
             map_ram(cx, start, len, offset, rights, owner)

@@ -5,7 +5,7 @@ use crate::{
     context::{Context, Next},
     gates::gate,
     host::{set_bases, set_selectors},
-    mmu, narrow,
+    invlpg, narrow,
     patched::resume_at,
     strict,
 };
@@ -44,7 +44,7 @@ fn enter_user_code(cx: &mut Context<'_>) -> Next {
     if cx.vcpu.regs.rflags & TF != 0 {
         return Next::Exit(Reason::Kicked);
     }
-    mmu::finish_deferred(cx);
+    invlpg::finish_deferred(cx);
     cx.vcpu.run.user_rip = resume_at(cx.shared, cx.vcpu.regs.rip);
     if cx.shared.setup.user_secret != 0 {
         return strict::enter(cx);

@@ -8,7 +8,7 @@ use crate::{
     context::{Context, Next},
     here,
     host::{self, Secret, load_vectors, store_vectors},
-    mmu,
+    invlpg,
     orders::obey,
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -136,7 +136,7 @@ fn give(secret: Secret, to: usize) {
 /// What belongs to the vCPU is on its page before anybody else has the turn. Returns the wedge's number and its secret.
 fn leave(cx: &mut Context<'_>) -> (u64, Secret) {
     cx.vcpu.run.mode = mode::WEDGE;
-    mmu::finish_deferred(cx);
+    invlpg::finish_deferred(cx);
     // SAFETY: the area is made for that.
     unsafe { store_vectors(cx.vcpu.vectors.0.as_mut_ptr()) };
     (cx.shared.setup.number, cx.secret())

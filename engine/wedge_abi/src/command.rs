@@ -133,6 +133,13 @@ pub enum MapCommand {
         /// Its first address.
         base: u64,
     },
+    /// What is mapped there is a page of a 32-bit kernel's, and no part of a large one.
+    Small {
+        /// Its address.
+        page: u64,
+        /// What may be done there.
+        rights: Rights,
+    },
     /// The table of patched system calls is open to user code.
     OpenSites,
     /// That table is closed.
@@ -148,6 +155,11 @@ pub enum MapReport {
         start: u64,
         /// Its bytes: a page or a large one.
         len: u64,
+    },
+    /// The translation of a page of the kernel's is dropped: nothing is mapped there.
+    KernelDropped {
+        /// Its address.
+        page: u64,
     },
     /// RAM is mapped there.
     Mapped {
@@ -234,6 +246,7 @@ mod command_kind {
     pub const KEEP: u32 = 8;
     pub const CODE: u32 = 9;
     pub const LARGE: u32 = 10;
+    pub const SMALL: u32 = 11;
 }
 
 /// What it may be in a report.
@@ -245,6 +258,7 @@ mod report_kind {
     pub const REFUSED: u32 = 21;
     pub const CODE: u32 = 22;
     pub const SHOWN_CODE: u32 = 23;
+    pub const KERNEL_DROPPED: u32 = 24;
 }
 
 impl MapCommand {
@@ -266,6 +280,9 @@ impl MapCommand {
             }
             Self::Keep { page, offset } => RawChange::new(command_kind::KEEP, page, PAGE, offset),
             Self::Large { base } => RawChange::new(command_kind::LARGE, base, LARGE, 0),
+            Self::Small { page, rights } => {
+                RawChange::new(command_kind::SMALL, page, PAGE, 0).with(rights, Owner::Kernel)
+            }
             Self::OpenSites => RawChange::new(command_kind::OPEN_SITES, 0, 0, 0),
             Self::CloseSites => RawChange::new(command_kind::CLOSE_SITES, 0, 0, 0),
         }
@@ -290,6 +307,7 @@ impl MapCommand {
             command_kind::PROTECT => Some(Self::Protect { start, len, rights }),
             command_kind::KEEP => Some(Self::Keep { page: start, offset: data }),
             command_kind::LARGE => Some(Self::Large { base: start }),
+            command_kind::SMALL => Some(Self::Small { page: start, rights }),
             command_kind::OPEN_SITES => Some(Self::OpenSites),
             command_kind::CLOSE_SITES => Some(Self::CloseSites),
             _ => None,
@@ -303,9 +321,10 @@ impl MapCommand {
             Self::Unmap { start, len }
             | Self::Map { start, len, .. }
             | Self::Protect { start, len, .. } => (start, len),
-            Self::Copy { page, .. } | Self::Code { page, .. } | Self::Keep { page, .. } => {
-                (page, PAGE)
-            }
+            Self::Copy { page, .. }
+            | Self::Code { page, .. }
+            | Self::Keep { page, .. }
+            | Self::Small { page, .. } => (page, PAGE),
             Self::Poke { address, len, .. } => (address, len),
             Self::Large { base } => (base, LARGE),
             Self::OpenSites | Self::CloseSites => (0, 0),
@@ -319,6 +338,9 @@ impl MapReport {
     pub const fn encode(self) -> RawChange {
         match self {
             Self::Dropped { start, len } => RawChange::new(report_kind::DROPPED, start, len, 0),
+            Self::KernelDropped { page } => {
+                RawChange::new(report_kind::KERNEL_DROPPED, page, PAGE, 0)
+            }
             Self::Mapped { start, len, offset, rights, owner, piece } => {
                 let raw =
                     RawChange::new(report_kind::MAPPED, start, len, offset).with(rights, owner);
@@ -357,6 +379,7 @@ impl MapReport {
         }
         Some(match kind {
             report_kind::DROPPED => Self::Dropped { start, len },
+            report_kind::KERNEL_DROPPED if len == PAGE => Self::KernelDropped { page: start },
             report_kind::MAPPED => Self::Mapped { start, len, offset, rights, owner, piece },
             report_kind::CODE if len <= MAX_RUN => Self::Code { start, len, offset },
             report_kind::EMPTY if len <= MAX_RUN => Self::Empty { start, len, offset },
@@ -441,6 +464,7 @@ mod tests {
             MapCommand::Protect { start, len, rights: Rights::NONE },
             MapCommand::Keep { page: start, offset: PAGE },
             MapCommand::Large { base: start },
+            MapCommand::Small { page: start, rights: Rights::READ_WRITE },
             MapCommand::OpenSites,
             MapCommand::CloseSites,
         ];
@@ -459,6 +483,7 @@ mod tests {
             MapReport::Mapped { start, len: LARGE, offset, rights, owner, piece: false },
             MapReport::Mapped { start, len: PAGE, offset, rights, owner: Owner::User, piece: true },
             MapReport::Dropped { start, len: LARGE },
+            MapReport::KernelDropped { page: start },
             MapReport::Code { start, len: MAX_RUN, offset: RAM - MAX_RUN },
             MapReport::Empty { start, len: MAX_RUN, offset: RAM - PAGE },
             MapReport::Shown { page: start, offset, rights },
@@ -492,6 +517,7 @@ mod tests {
             RawChange { kind: report_kind::SHOWN, len: 2 * PAGE, data: 0, ..honest },
             RawChange { kind: report_kind::SHOWN_CODE, len: 2 * PAGE, data: 0, ..honest },
             RawChange { kind: report_kind::REFUSED, len: LARGE, data: 0, ..honest },
+            RawChange { kind: report_kind::KERNEL_DROPPED, len: LARGE, data: 0, ..honest },
             RawChange { kind: report_kind::CODE, len: LARGE, data: 0, ..honest },
             RawChange { kind: report_kind::EMPTY, len: LARGE, data: 0, ..honest },
             RawChange { kind: u32::MAX, ..honest },

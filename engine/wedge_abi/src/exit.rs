@@ -37,6 +37,8 @@ pub enum BlockExit {
     /// RIP's instruction has a tap; it goes on at [`ExitState::operand`] (HVA). The wedge runs the tap's program, if this
     /// vCPU has one there, unless it cannot.
     Tap = 12,
+    /// IRETD of a 32-bit kernel's at RIP's instruction; the wedge does it unless it cannot.
+    IretNarrow = 13,
 }
 
 /// Why the wedge gives the monitor its turn. In [`ExitState::reason`].
@@ -80,7 +82,7 @@ pub enum WedgeExit {
 
 impl WedgeExit {
     /// How many there are.
-    pub const COUNT: usize = 18;
+    pub const COUNT: usize = 6 + BlockExit::ALL.len();
 
     /// Its number, from zero.
     pub const fn number(self) -> usize {
@@ -119,7 +121,7 @@ impl From<&ExitState> for WedgeExit {
 
 impl BlockExit {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::CallOut,
         Self::Miss,
         Self::InterruptWindow,
@@ -132,6 +134,7 @@ impl BlockExit {
         Self::SystemCall,
         Self::SysretNarrow,
         Self::Tap,
+        Self::IretNarrow,
     ];
 
     /// The one with a number, if there is one.
@@ -189,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_lost() {
-        for nonsense in [13, 14, 1 << 32, 1 << 63, u64::MAX] {
+        for nonsense in [14, 15, 1 << 32, 1 << 63, u64::MAX] {
             assert_eq!(said(nonsense, BlockExit::Miss as u64), WedgeExit::Lost);
             assert_eq!(said(Reason::Block as u64, nonsense), WedgeExit::Lost);
         }

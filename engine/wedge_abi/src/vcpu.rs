@@ -100,6 +100,9 @@ pub struct RunControl {
     pub pcids: u64,
     /// Not zero: the monitor is told of each exit of translated code, even of what the wedge could do.
     pub alone: u64,
+    /// From this GVA on a 32-bit kernel has no translated code, and no large page that is mapped in pieces. Of a 64-bit one that is
+    /// not known.
+    pub plain_from: u64,
 }
 
 /// How a wedge may walk the guest's page tables: the values of [`RunControl::walks`]. It may only if EFER.NXE and CR0.WP are set, and

@@ -13,6 +13,7 @@ use oracle::random::Random;
 use ram::Ram;
 use std::{array::from_fn, cell::RefCell};
 use stub::{
+    invlpg,
     lookup::{self, LookupOutcome},
     mmu::{self, Walk},
     orders::obey,
@@ -231,7 +232,7 @@ impl World {
                 self.check(shared);
             }
         }
-        mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
+        invlpg::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
     }
 
     fn step(&mut self, shared: &mut Shared) {
@@ -258,7 +259,7 @@ impl World {
     }
 
     fn user_code(&mut self, shared: &mut Shared) {
-        mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
+        invlpg::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
         let gva = tables::some_page(&mut self.random, false);
         let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
         if self.random.chance(40) {
@@ -407,7 +408,7 @@ impl World {
             false => tables::some_page(&mut self.random, false),
         };
         // STAC is interpreted then, and the wedge drops the page before it hands over (translator, `invalidation`).
-        mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
+        invlpg::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
         let write = self.random.chance(50);
         let access = Access { write, smap_override: true, ..Access::default() };
         let top = mmu::Access { write: false, fetch: false, user: false };
@@ -495,7 +496,7 @@ impl World {
             self.tables.replace(&self.ram, &mut self.random, root, gva & !(PAGE - 1));
             self.fill();
         }
-        if !mmu::invalidate(&mut stub::Context::of(self.pages.vcpu_page(), shared), gva) {
+        if !invlpg::of_user(&mut stub::Context::of(self.pages.vcpu_page(), shared), gva) {
             self.exit = Exit::Invalidate(gva);
             return;
         }

@@ -19,7 +19,10 @@ use crate::{
 use ram::Ram;
 use wedge::{Error, MapCommand, MapReport, Owner, Rights};
 use wedge_abi::{BORDER, Base};
-use x86::paging::{Roots, Translation};
+use x86::{
+    narrow::{KERNEL_START, wide},
+    paging::{Roots, Translation},
+};
 
 pub(super) use large::is_still_large;
 
@@ -57,9 +60,13 @@ impl<W: Process> Mapper<W> {
         &self.mappings
     }
 
-    /// Takes note of what the wedge has done. Returns the user page (GVA) whose translation it has dropped, if it has.
+    /// Takes note of what the wedge has done. Returns the page (GVA) whose translation it has dropped, if it has.
     pub(super) fn absorb(&mut self, report: MapReport) -> Option<u64> {
-        self.mappings.absorb(report)
+        let hva = self.mappings.absorb(report)?;
+        Some(match report {
+            MapReport::KernelDropped { .. } => hva.wrapping_sub(self.base.bias()),
+            _ => hva,
+        })
     }
 
     /// Whether the wedge has refused to have a page executed since this was last asked.
@@ -241,6 +248,12 @@ impl<W: Process> Mapper<W> {
         self.wedge.order(MapCommand::Unmap { start: address, len })
     }
 
+    /// The GVA behind all large pages of a 32-bit kernel's that are mapped in pieces.
+    pub(super) fn end_of_parts(&self) -> u64 {
+        let last = self.mappings.last_of_parts().map(|hva| hva.wrapping_sub(self.base.bias()));
+        last.map_or(0, |gva| (gva & u64::from(u32::MAX)) + 1)
+    }
+
     /// Maps the page of RAM at an offset for a translation, with these changes.
     pub(super) fn map_page(
         &mut self,
@@ -258,7 +271,16 @@ impl<W: Process> Mapper<W> {
             (true, false) => self.order_mapping(hva, PAGE, offset, protection),
             (true, true) => self.map(hva, PAGE, offset, protection),
         }?;
+        if self.is_narrow_kernels(hva) && found.page_bits < LARGE_BITS {
+            self.wedge
+                .order(MapCommand::Small { page: hva, rights: Rights::from_bits(protection) })?;
+        }
         self.tell_of_large(place, found)
+    }
+
+    /// A 32-bit kernel has its memory there. A wedge drops pages of such a kernel's by itself.
+    fn is_narrow_kernels(&self, hva: u64) -> bool {
+        hva.wrapping_sub(self.base.bias()) >= wide(KERNEL_START)
     }
 
     /// To be called when memory has been mapped at `place` by the translation `found`. If `found` is of a large page of the user's, INVLPG of

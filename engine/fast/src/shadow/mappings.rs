@@ -55,6 +55,8 @@ pub(super) struct Mappings {
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
     /// one drops all.
     parts: FxHashSet<(u64, u64)>,
+    /// The last HVA of all those of the kernel's that there have been.
+    last_of_parts: Option<u64>,
     /// Where RAM pages (by offset) are mapped writable one by one, as pages of the user's: HVAs.
     writable: Places,
     /// The same of the kernel's pages. Their number grows, so they are kept apart: to drop the user's places must not take longer and
@@ -102,6 +104,11 @@ impl Mappings {
 
     pub(super) fn parts(&self) -> &FxHashSet<(u64, u64)> {
         &self.parts
+    }
+
+    /// The last HVA of all large pages of the kernel's that have been mapped in pieces.
+    pub(super) fn last_of_parts(&self) -> Option<u64> {
+        self.last_of_parts
     }
 
     pub(super) fn near(&self) -> &NearSites {
@@ -161,7 +168,11 @@ impl Mappings {
     /// Something is about to be mapped at a place because of a translation.
     pub(super) fn note(&mut self, place: Place, found: &Translation) {
         if found.page_bits > 12 {
-            self.parts.insert(part(place.hva, found.page_bits));
+            let (start, len) = part(place.hva, found.page_bits);
+            self.parts.insert((start, len));
+            if place.kernel {
+                self.last_of_parts = self.last_of_parts.max(Some(start + (len - 1)));
+            }
         }
         if !place.kernel {
             self.user_regions.add(place.hva);

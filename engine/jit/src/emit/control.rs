@@ -41,7 +41,7 @@ impl Emitter<'_> {
     }
 
     /// Exits at an instruction that the wedge may do and go on behind.
-    fn exit_before(&mut self, insn: &Instruction, kind: BlockExit) -> Flow {
+    pub(super) fn exit_before(&mut self, insn: &Instruction, kind: BlockExit) -> Flow {
         self.asm.store_constant(slot!(exit.next), insn.next_ip());
         self.exit(kind, insn.code() as u32, insn.ip());
         Flow::Ends

@@ -22,6 +22,7 @@ use crate::{
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
+use wedge_abi::BlockExit;
 use x86::narrow::KERNEL_START;
 
 /// Scratch.
@@ -69,6 +70,8 @@ impl Emitter<'_> {
             Rule::Return => self.narrow_return(insn),
             Rule::ReadSelector => self.read_selector(insn),
             Rule::ReadControl => self.read_control(insn),
+            Rule::Iret => self.leave_for(BlockExit::IretNarrow, insn.ip()),
+            Rule::InvalidatePage => self.invalidate_narrow_page(insn),
             Rule::Pause => self.pause(insn, bytes),
             Rule::ReadTime => self.read_time(),
             _ => self.call_out(insn),
@@ -162,6 +165,14 @@ impl Emitter<'_> {
         self.asm.reg1(Code::Not_rm64, bias);
         self.asm.mov_imm(MASK, self.layout.narrow_bias());
         self.asm.op3(Code::VEX_Pdep_r64_r64_rm64, bias, bias, MASK);
+    }
+
+    fn invalidate_narrow_page(&mut self, insn: &Instruction) -> Flow {
+        if !self.narrow_address(insn) {
+            return self.call_out(insn);
+        }
+        self.asm.store(slot!(exit.operand), ADDRESS);
+        self.exit_before(insn, BlockExit::InvalidatePage)
     }
 
     fn push_narrow(&mut self, insn: &Instruction) -> Flow {

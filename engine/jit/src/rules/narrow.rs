@@ -14,7 +14,10 @@ pub fn narrow(insn: &Instruction, level: Level) -> Rule {
 /// User code may do it.
 fn is_users(rule: Rule) -> bool {
     use Rule::*;
-    !matches!(rule, SetInterrupts(_) | SetAlignment(_) | PopFlags | ReadControl)
+    !matches!(
+        rule,
+        SetInterrupts(_) | SetAlignment(_) | PopFlags | ReadControl | InvalidatePage | Iret
+    )
 }
 
 fn common(insn: &Instruction, level: Level) -> Rule {
@@ -39,6 +42,8 @@ fn of_code(insn: &Instruction, level: Level) -> Rule {
         Code::Jmp_rel8_32 | Code::Jmp_rel32_32 => Jump,
         Code::Jmp_rm32 if is_reached(insn, level) => JumpIndirect,
         Code::Retnd | Code::Retnd_imm16 => Return,
+        Code::Iretd => Iret,
+        Code::Invlpg_m if is_flat(insn) => InvalidatePage,
         _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch32 => Conditional,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => string(insn),
@@ -122,6 +127,8 @@ mod tests {
             (&[0x0f, 0x01, 0xcb], Rule::SetAlignment(true)), // stac
             (&[0x0f, 0x20, 0xd0], Rule::ReadControl),        // mov eax, cr2
             (&[0x8c, 0xd8], Rule::ReadSelector),             // mov eax, ds
+            (&[0xcf], Rule::Iret),                           // iretd
+            (&[0x0f, 0x01, 0x38], Rule::InvalidatePage),     // invlpg [eax]
         ] {
             assert_eq!(rule_of(bytes, Level::Kernel), wanted, "{bytes:x?}");
         }
@@ -143,11 +150,11 @@ mod tests {
             &[0x67, 0xa5],             // movsd by 16-bit pointers
             &[0x66, 0xc3],             // ret to 16 bits
             &[0xff, 0x18],             // call far [eax]
-            &[0xcf],                   // iretd
+            &[0x66, 0xcf],             // iret
             &[0xcd, 0x80],             // int 0x80
             &[0x0f, 0x34],             // sysenter
             &[0x0f, 0x22, 0xd8],       // mov cr3, eax
-            &[0x0f, 0x01, 0x38],       // invlpg [eax]
+            &[0x64, 0x0f, 0x01, 0x38], // invlpg fs:[eax]
             &[0xf4],                   // hlt
         ] {
             assert_eq!(rule_of(bytes, Level::Kernel), Rule::CallOut, "{bytes:x?}");

@@ -48,7 +48,7 @@ fn check(report: MapReport, ram: u64) {
         MapReport::Shown { page, offset, .. } | MapReport::ShownCode { page, offset } => {
             (page, PAGE, Some(offset))
         }
-        MapReport::Refused { page } => (page, PAGE, None),
+        MapReport::Refused { page } | MapReport::KernelDropped { page } => (page, PAGE, None),
     };
     let end = start.checked_add(len).expect("no wrap");
     assert!(end <= TOP as u64 && len > 0, "{report:x?}");

@@ -7,13 +7,17 @@ use super::{
 use wedge::{MapReport, Owner};
 
 impl Mappings {
-    /// Takes note of what the wedge has done. Returns the user page (GVA) whose translation it has dropped, if it has.
+    /// Takes note of what the wedge has done. Returns the page (HVA) whose translation it has dropped, if it has.
     pub(in super::super) fn absorb(&mut self, report: MapReport) -> Option<u64> {
         match report {
             MapReport::Refused { page } => self.absorb_refused(page),
             MapReport::Dropped { start, len } => {
                 self.absorb_dropped(start, len);
                 return Some(start);
+            }
+            MapReport::KernelDropped { page } => {
+                self.absorb_kernel_dropped(page);
+                return Some(page);
             }
             MapReport::Shown { page, offset, rights } => {
                 self.absorb_user(page);
@@ -52,6 +56,14 @@ impl Mappings {
         for (hva, page) in self.user.range_mut(start..start + len) {
             *page = (0, 0);
             self.seen.doubt(*hva);
+        }
+    }
+
+    /// The wedge has unmapped a page of the kernel's, or nothing was mapped there.
+    fn absorb_kernel_dropped(&mut self, hva: u64) {
+        if self.kernel.remove(&hva).is_some() {
+            self.others += 1; // what the page was mapped with may be cut in two
+            self.local.forget(hva, PAGE);
         }
     }
 
