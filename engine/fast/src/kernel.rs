@@ -31,8 +31,9 @@ const PUSHFQ: u8 = 0x9c;
 const MAX_STEPS: u64 = 100_000;
 /// Instructions interpreted with a write to code: Linux's memcpy has its second store four behind its first.
 const PATCH: usize = 16;
-/// Instructions interpreted behind a call-out of a 32-bit kernel's code.
-const BESIDE: usize = 24;
+/// Instructions interpreted behind a call-out of a 32-bit kernel's code, and behind an entry to it: so many take Linux past the
+/// loads of its segment registers.
+const BESIDE: usize = 40;
 
 impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
@@ -207,9 +208,10 @@ impl Fast {
         }
     }
 
-    /// A 32-bit kernel calls out for each segment register that it puts aside and loads, several times behind one another. So the
-    /// instructions behind a call-out are interpreted, too, as far as they are the kernel's and nothing comes between.
-    fn interpret_beside(&mut self) {
+    /// A 32-bit kernel calls out for each segment register that it puts aside and loads, several times behind one another, and first at
+    /// its entries. So the instructions behind a call-out and behind an entry are interpreted, too, as far as they are the kernel's and
+    /// nothing comes between.
+    pub(crate) fn interpret_beside(&mut self) {
         self.interpret_while(BESIDE, |fast| {
             let v = &fast.cpu.vcpu;
             let is_kernels = v.cpl() == 0 && narrow::is_of_narrow_guest(v);
@@ -296,6 +298,7 @@ impl Fast {
                 if temporary {
                     self.pass_through();
                 }
+                self.interpret_beside();
                 return Ok(());
             }
             if self.hear_midway() | self.note_interrupt() {
