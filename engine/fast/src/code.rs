@@ -90,7 +90,7 @@ pub struct Code {
     unchecked: Vec<CodeUser>,
     /// RAM offset of each page that kernel code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
-    /// The GVA behind the last of them.
+    /// The GVA behind all that have been in `pages` since the last clearing.
     end: u64,
     /// The pages that user code was made from.
     pub versions: Versions,
@@ -163,7 +163,7 @@ impl Code {
         Access { user: self.layout.level == Level::User, ..FETCH }
     }
 
-    /// From this GVA on no code is translated; not known of user code.
+    /// Kernel code has been translated from no page at this GVA or beyond. Of user code that is not known.
     pub fn end(&self) -> u64 {
         self.end
     }

@@ -166,7 +166,7 @@ impl Fast {
                     3 => self.interpret_and_learn(),
                     _ => self.interpret(),
                 }
-                // Behind what the wedge could do it needs a block to go on with.
+                // All else the wedge can do by itself, if the code behind is translated. So that code is not interpreted.
                 if kind == WedgeExit::Block(BlockExit::CallOut) {
                     self.interpret_beside();
                 }

@@ -1,4 +1,4 @@
-//! 32-bit kernel code whose translations wedges drop, and whose IRETD they carry out, by themselves.
+//! What wedges do by themselves for 32-bit kernels: they drop translations of kernel pages, and carry out IRETD.
 
 use crate::{
     Fast, Machine, Placement,
@@ -24,12 +24,13 @@ const LARGE: u64 = 1 << 21;
 const CODE: (u64, u64) = (0xc100_0000, 0x4_0000);
 /// The stack, from its middle down, and the descriptor table.
 const DATA: (u64, u64) = (0xc100_1000, 0x5_0000);
-/// The page directory of the last GiB, and then the page table of [`WINDOW`].
+/// The page directory of the last GiB.
 const TABLES: (u64, u64) = (0xc100_2000, 0x3000);
+/// The page table of [`WINDOW`].
 const WINDOW_TABLE: (u64, u64) = (0xc100_3000, 0x4000);
-/// A page, or a large page, that code gives another frame.
+/// GVA of a page, or of a large page, that the code maps to another frame.
 const WINDOW: u64 = 0xff80_0000;
-/// What it shows in turns.
+/// The frames that [`WINDOW`] is mapped to in turns.
 const FRAMES: [u64; 2] = [0x7_0000, 0x8_0000];
 const ROOT: u64 = 0x1000;
 const SELECTOR: u16 = 8;
@@ -119,7 +120,7 @@ fn changing() -> Vec<u8> {
     })
 }
 
-/// Once there is a block to go on with, the wedge drops the kernel's translations by itself, and the interpreter's go as well.
+/// The wedge drops a kernel page by itself, once the code behind the INVLPG is translated. The interpreter's translation goes as well.
 #[test]
 fn a_wedge_drops_a_page_of_a_kernel_s() {
     let ram = ram(LARGE);
@@ -153,7 +154,8 @@ fn changing_beside() -> Vec<u8> {
     })
 }
 
-/// A large page of which the pages are mapped one by one goes as a whole. Its second frame is such a page: it reaches beyond RAM.
+/// INVLPG drops all of a large page, even if only single pages of the large page are mapped. They are of the second frame, which reaches
+/// beyond RAM.
 #[test]
 fn a_large_page_is_dropped_as_a_whole() {
     let ram = ram(LARGE + LARGE / 2);
@@ -168,7 +170,7 @@ fn a_large_page_is_dropped_as_a_whole() {
     }
 }
 
-/// Translated code goes with the translation of the page that it was made from.
+/// After INVLPG of a page, code that was translated from the page's old frame does not run.
 #[test]
 fn code_goes_with_its_page() {
     let ram = ram(LARGE);
@@ -195,7 +197,8 @@ fn code_goes_with_its_page() {
     }
 }
 
-/// IRETD to the kernel pops flags and stack as it must, and is the wedge's once there is a block to go on with.
+/// IRETD from the kernel to the kernel restores the flags and the stack pointer. The wedge carries out the instruction, once the code
+/// behind is translated.
 #[test]
 fn a_kernel_returns_to_itself() {
     let code = assembled(|a| {

@@ -102,7 +102,7 @@ pub struct Space<W = Wedge> {
     pub root: u64,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
-    /// Pages whose translations the wedge has dropped by itself: GVAs.
+    /// Pages (GVA) whose translations the wedge has dropped by itself, and nobody has asked for yet.
     invalidated: Vec<u64>,
     /// What is known of pages of user code.
     code: CodePages,
@@ -329,7 +329,7 @@ impl<W: Process> Space<W> {
         self.mapper.protect(offset)
     }
 
-    /// The GVA behind all large pages of a 32-bit kernel's that are mapped in pieces.
+    /// The GVA behind the last large page of a 32-bit kernel that has been mapped in pieces.
     pub fn end_of_parts(&self) -> u64 {
         self.mapper.end_of_parts()
     }
@@ -352,7 +352,7 @@ impl<W: Process> Space<W> {
         self.invalidated.extend(self.mapper.absorb(report));
     }
 
-    /// Pages whose translations the wedge has dropped by itself: GVAs.
+    /// Takes out the pages (GVA) whose translations the wedge has dropped by itself.
     pub fn take_invalidated(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.invalidated)
     }

@@ -324,15 +324,15 @@ impl<W: Process> Slots<W> {
         self.each().map(Space::entries).sum()
     }
 
-    /// The GVA behind all large pages of a 32-bit kernel's that are mapped in pieces in the current slot.
+    /// The GVA behind the last large page of a 32-bit kernel that has been mapped in pieces in the current slot.
     pub fn end_of_parts(&self) -> u64 {
         self.spaces.last().map_or(0, |space| space.end_of_parts())
     }
 
-    /// Pages whose translations the wedges have dropped by themselves: GVAs. The kernel's are dropped in all slots.
+    /// Pages (GVA) whose translations the wedges have dropped by themselves. The other slots drop those that are the kernel's, too.
     pub fn take_invalidated(&mut self) -> Vec<u64> {
-        let each = self.spaces.iter_mut().map(|space| space.take_invalidated());
-        let all: Vec<_> = each.collect::<Vec<_>>().concat();
+        let all: Vec<_> =
+            self.spaces.iter_mut().flat_map(|space| space.take_invalidated()).collect();
         for gva in all.iter().filter(|gva| **gva >= UPPER_HALF) {
             self.drop_elsewhere(*gva);
         }

@@ -10,7 +10,7 @@ use x86::{
     control::{cr0, cr4, efer},
     flags,
     fpu::{FpuState, MXCSR_INIT, xstate},
-    narrow::{USER_CS_32, USER_CS_64, USER_DS, own_segment},
+    narrow::{USER_CS_32, USER_CS_64, USER_DS, own_segment, wide},
     reg, seg,
 };
 use x86_interp::Cpu;
@@ -57,7 +57,9 @@ pub fn load(vcpu: &Vcpu, base: Base, page: &mut VcpuPage) {
     (page.system.sysenter_eip, page.system.idt_limit) = (vcpu.sysenter_eip, vcpu.idtr.limit.into());
     (page.system.lstar, page.system.sfmask, page.system.star) =
         (vcpu.lstar, vcpu.sfmask, vcpu.star);
-    (page.system.gdt, page.system.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
+    let gdt = vcpu.gdtr.base;
+    page.system.gdt = if vcpu.long_mode() { gdt } else { wide(gdt) };
+    page.system.gdt_limit = vcpu.gdtr.limit.into();
     page.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
     (page.regs.cr2, page.regs.cr3) = (vcpu.cr2, vcpu.cr3);
     page.run.walks = walks(vcpu);

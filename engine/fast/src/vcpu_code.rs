@@ -134,7 +134,7 @@ impl VcpuCode {
         self.user.iter_mut().for_each(what);
     }
 
-    /// From this GVA on the kernel has no translated code.
+    /// Kernel code has been translated from no page at this GVA or beyond.
     pub fn end_of_kernel(&self) -> u64 {
         self.kernel.lock().end()
     }

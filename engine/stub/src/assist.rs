@@ -22,7 +22,7 @@ use wedge_abi::{
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
     msr::X2APIC_IN_SERVICE_80,
-    narrow::{USER_DS, wide},
+    narrow::USER_DS,
     paging::PHYS_BITS,
     reg::{R11, RAX, RCX, RDI, RDX, RSP},
 };
@@ -95,12 +95,17 @@ fn enter_kernel_at(cx: &mut Context<'_>, flags: u64, block: u64) {
         invlpg::finish_deferred(cx);
     }
     cx.vcpu.regs.cpl = 0;
-    cx.vcpu.regs.interrupt_flag = flags & IF;
-    cx.vcpu.regs.ac = flags & AC;
-    cx.vcpu.block.host_flags = flags & IN_HOST;
+    set_kernel_flags(cx.vcpu, flags);
     cx.vcpu.block.percpu = percpu(cx.vcpu.regs.gs_base, bias());
     cx.vcpu.run.go = go::BLOCK;
     cx.vcpu.block.jump = block;
+}
+
+/// Kernel code has these flags when it goes on.
+pub fn set_kernel_flags(vcpu: &mut VcpuPage, flags: u64) {
+    vcpu.regs.interrupt_flag = flags & IF;
+    vcpu.regs.ac = flags & AC;
+    vcpu.block.host_flags = flags & IN_HOST;
 }
 
 /// What translated code would reach by this address.
@@ -196,7 +201,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         SYSRET if fast => sysret(cx),
         SYSRET_NARROW if fast => sysret_narrow(cx).then_some(Next::Run),
         IRET if fast => iret(cx),
-        IRET_NARROW => narrow_kernel::iret(cx).then_some(Next::Run),
+        IRET_NARROW => narrow_kernel::iret(cx),
         INVALIDATE => invalidate(cx).then_some(Next::Run),
         // Another wedge would not know that it is to go no further.
         LOAD_SPACE if walks && vcpu.run.pcids != 0 && vcpu.run.go != go::LEAVE => load_space(cx),
@@ -240,15 +245,10 @@ fn load_guest_vectors(cx: &mut Context<'_>) -> bool {
 
 /// The instruction has been done: the block behind it comes next.
 fn go_on_behind(vcpu: &mut VcpuPage, block: u64) -> bool {
-    go_on_at(vcpu, vcpu.exit.next, block);
-    true
-}
-
-/// The kernel's block at a GVA comes next.
-pub fn go_on_at(vcpu: &mut VcpuPage, rip: u64, block: u64) {
-    vcpu.regs.rip = rip;
+    vcpu.regs.rip = vcpu.exit.next;
     vcpu.block.jump = block;
     vcpu.run.go = go::BLOCK;
+    true
 }
 
 fn invalidate(cx: &mut Context<'_>) -> bool {
@@ -489,7 +489,7 @@ pub fn descriptor(vcpu: &mut VcpuPage, selector: u64) -> Option<u64> {
     if selector & 4 != 0 || index == 0 || index + 7 > vcpu.system.gdt_limit {
         return None;
     }
-    kernel_word(vcpu, wide(vcpu.system.gdt).wrapping_add(index)).map(|d| d & !(1 << 40))
+    kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
 }
 
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.

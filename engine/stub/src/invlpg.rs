@@ -8,8 +8,8 @@ use crate::{
 use wedge_abi::{MAX_MADE, MapReport, Rights};
 use x86::narrow::{KERNEL_START, wide};
 
-/// The page whose invalidation was put off is dropped now: before user code runs, before kernel code may
-/// reach user memory (AC is set), and before anybody else has the turn.
+/// Drops the page whose INVLPG was put off ([`of_user`]). That is done before user code runs, before kernel code may reach the user's
+/// memory (AC is set), and before anybody else has the turn.
 pub fn finish_deferred(cx: &mut Context<'_>) {
     let page = core::mem::take(&mut cx.vcpu.paging.deferred);
     if page != 0 {
@@ -98,8 +98,9 @@ pub fn of_user(cx: &mut Context<'_>, gva: u64) -> bool {
     true
 }
 
-/// INVLPG of a page of a 32-bit kernel's (GVA). False if it is the monitor's to do: where code is translated from, and where the wedge does
-/// not know what is mapped. There is one wedge, so nobody else has the page.
+/// Carries out a 32-bit kernel's INVLPG of a kernel page (GVA), also in other wedges: the monitor has them drop the page before they run.
+/// False leaves the instruction to the monitor. That is so where there may be translated code or a large page in pieces, and where this
+/// wedge does not know what is mapped.
 pub fn of_narrow_kernel(cx: &mut Context<'_>, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
     if page < KERNEL_START.max(cx.vcpu.run.plain_from) || cx.shared.made.count as usize >= MAX_MADE
@@ -116,7 +117,7 @@ pub fn of_narrow_kernel(cx: &mut Context<'_>, gva: u64) -> bool {
     true
 }
 
-/// Takes away what the wedge has mapped at a page of the kernel's (HVA) by itself. That is no part of a large page.
+/// Unmaps a kernel page (HVA). False if this wedge does not know that the page is mapped, or the host refuses.
 fn unmap_narrow(cx: &mut Context<'_>, hva: u64) -> bool {
     // What the page was mapped with may be cut in two.
     if !hints::is_open(&cx.shared.mapped, hva) || cx.shared.mapped.budget == 0 {

@@ -133,7 +133,7 @@ pub enum MapCommand {
         /// Its first address.
         base: u64,
     },
-    /// What is mapped there is a page of a 32-bit kernel's, and no part of a large one.
+    /// A kernel page of 4 KiB is mapped there, no part of a large page. If the kernel is a 32-bit one, the wedge may unmap the page.
     Small {
         /// Its address.
         page: u64,
@@ -156,7 +156,7 @@ pub enum MapReport {
         /// Its bytes: a page or a large one.
         len: u64,
     },
-    /// The translation of a page of the kernel's is dropped: nothing is mapped there.
+    /// The kernel's translation of a page is dropped, and nothing is mapped there.
     KernelDropped {
         /// Its address.
         page: u64,

@@ -100,8 +100,8 @@ pub struct RunControl {
     pub pcids: u64,
     /// Not zero: the monitor is told of each exit of translated code, even of what the wedge could do.
     pub alone: u64,
-    /// From this GVA on a 32-bit kernel has no translated code, and no large page that is mapped in pieces. Of a 64-bit one that is
-    /// not known.
+    /// At this GVA or beyond a 32-bit kernel has neither translated code nor a large page that is mapped in pieces. For 64-bit kernels
+    /// this is the largest number.
     pub plain_from: u64,
 }
 
@@ -184,7 +184,7 @@ pub struct SystemState {
     pub sfmask: u64,
     /// IA32_STAR.
     pub star: u64,
-    /// The guest's GDT: GVA.
+    /// The GVA of the guest's GDT, as `x86::narrow::wide` gives that of a 32-bit guest.
     pub gdt: u64,
     /// Its limit, bytes minus one.
     pub gdt_limit: u64,

@@ -248,7 +248,7 @@ impl<W: Process> Mapper<W> {
         self.wedge.order(MapCommand::Unmap { start: address, len })
     }
 
-    /// The GVA behind all large pages of a 32-bit kernel's that are mapped in pieces.
+    /// The GVA behind the last large page of a 32-bit kernel that has been mapped in pieces.
     pub(super) fn end_of_parts(&self) -> u64 {
         let last = self.mappings.last_of_parts().map(|hva| hva.wrapping_sub(self.base.bias()));
         last.map_or(0, |gva| (gva & u64::from(u32::MAX)) + 1)
@@ -271,15 +271,16 @@ impl<W: Process> Mapper<W> {
             (true, false) => self.order_mapping(hva, PAGE, offset, protection),
             (true, true) => self.map(hva, PAGE, offset, protection),
         }?;
-        if self.is_narrow_kernels(hva) && found.page_bits < LARGE_BITS {
+        // A wedge drops such pages of 32-bit kernels by itself.
+        if self.is_in_last_gib(hva) && found.page_bits < LARGE_BITS {
             self.wedge
                 .order(MapCommand::Small { page: hva, rights: Rights::from_bits(protection) })?;
         }
         self.tell_of_large(place, found)
     }
 
-    /// A 32-bit kernel has its memory there. A wedge drops pages of such a kernel's by itself.
-    fn is_narrow_kernels(&self, hva: u64) -> bool {
+    /// An HVA is one of the last GiB of kernel addresses. A 32-bit kernel has all of its memory there.
+    fn is_in_last_gib(&self, hva: u64) -> bool {
         hva.wrapping_sub(self.base.bias()) >= wide(KERNEL_START)
     }
 
