@@ -132,6 +132,7 @@ pub fn engine(
         copies_apart: arguments.copies_apart(),
         interpret_narrow: arguments.user32 == User32::Interpret,
         interpret_narrow_guests: arguments.guest32 == Guest32::Interpret,
+        map_fleeting: arguments.guest32 == Guest32::Map,
         translations_apart: arguments.translations == Translations::Own,
         search_jumps: arguments.computed_jumps == ComputedJumps::Search,
         most_mappings: arguments.most_mappings,

@@ -62,6 +62,8 @@ pub enum User32 {
 pub enum Guest32 {
     /// Translated, under PAE paging on one virtual CPU
     Translate,
+    /// The same, and pages that a kernel maps only for a moment are not looked up but mapped
+    Map,
     /// By the interpreter
     Interpret,
 }

@@ -7,6 +7,7 @@ mod sleepers;
 use crate::{
     breakpoints::{Breakpoints, Stands},
     devices::Devices,
+    fleeting::Fleeting,
     known_blocks::KnownBlocks,
     tops::Tops,
     versions::Versions,
@@ -97,6 +98,7 @@ pub struct Code {
     /// Slots of the wedges' table of faults that are in use.
     told_faults: FxHashSet<usize>,
     pub devices: Devices,
+    fleeting: Fleeting,
     /// Those of all that execute the code ([`crate::breakpoints`]).
     breakpoints: Breakpoints,
     /// Where blocks are noted for later machines.
@@ -115,7 +117,7 @@ impl Code {
             Some(kept) => Cache::with_kept(layout, &mut memory, kept),
             None => Cache::new(layout, &mut memory),
         };
-        let (pages, devices, breakpoints, tops) = Default::default();
+        let (pages, devices, fleeting, breakpoints, tops) = Default::default();
         let (unchecked, done) = Default::default();
         Self {
             cache,
@@ -128,6 +130,7 @@ impl Code {
             versions: Versions::new(layout.origins.is_some()),
             told_faults: FxHashSet::default(),
             devices,
+            fleeting,
             breakpoints,
             known,
             done,
@@ -317,7 +320,8 @@ impl Code {
         let named = self.version_of(board.ram(), roots, guest, sources);
         let Some((known, version)) = named else { return Some(Err(Refused::Full)) };
         let (tap, narrow) = (stands == Some(Stands::Tap), !roots.long_mode());
-        let how = How { ac, tap, version, narrow, ..How::default() };
+        let sought = self.fleeting.within(guest, bytes.len());
+        let how = How { ac, tap, version, narrow, sought, ..How::default() };
         let made = self.cache.add(&mut self.memory, known, &bytes, here, how, sources);
         if made.is_ok() {
             self.note(guest, ac, &bytes, first);
@@ -427,6 +431,13 @@ impl Code {
     /// These page tables can lead to what is here. Those of a vCPU that is just being started cannot.
     fn is_seen_by(&self, ram: &Ram, roots: Roots) -> bool {
         roots.long_mode() && self.tops.are_those_of(ram, roots)
+    }
+
+    /// Kernel code at a GVA has faulted in a page that is mapped only for a moment.
+    pub fn note_fleeting(&mut self, guest: u64) {
+        if self.fleeting.note_fault(guest) {
+            self.forget_page(guest);
+        }
     }
 
     /// Drops the code made from a page, by GVA.

@@ -14,7 +14,7 @@ use crate::{
 use contract::Reached;
 use jit::{Level, cache::Position};
 use wedge::Error;
-use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
+use wedge_abi::{BlockExit, FLEETING, KICK, TAP_ODD, WedgeExit, go};
 use x86::{
     exception::pf,
     flags, narrow,
@@ -57,6 +57,7 @@ impl Fast {
             true => u64::MAX,
             false => self.code.end_of_kernel().max(self.slots.end_of_parts()),
         };
+        page.run.seeks_fleeting = (!self.modes.options.map_fleeting).into();
         page.block.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
@@ -280,6 +281,11 @@ impl Fast {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
+            if page_fault && self.is_fleeting() {
+                self.take_recovered(&position);
+                self.code.note_fleeting(position.guest);
+                return Ok(());
+            }
             if !page_fault || !self.maps_what_is_missing(&position)? {
                 if page_fault {
                     self.tell_fault_state(pc);
@@ -309,6 +315,12 @@ impl Fast {
                 kind => return self.kernel_exit(kind),
             }
         }
+    }
+
+    /// The wedge tells of a fault in a page that a 32-bit kernel maps only for a moment.
+    fn is_fleeting(&mut self) -> bool {
+        let told = self.pages.vcpu_page().exit.info == FLEETING;
+        told && !self.cpu.vcpu.long_mode()
     }
 
     /// Has wedges know the state at an instruction that has faulted: a program's, or one of the kernel's inside STAC..CLAC.

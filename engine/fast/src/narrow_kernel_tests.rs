@@ -1,4 +1,5 @@
-//! What wedges do by themselves for 32-bit kernels: they drop translations of kernel pages, and carry out IRETD.
+//! What wedges do by themselves for 32-bit kernels: they drop translations of kernel pages, carry out IRETD, and find pages that are mapped
+//! only for a moment.
 
 use crate::{
     Fast, Machine, Placement,
@@ -28,6 +29,10 @@ const DATA: (u64, u64) = (0xc100_1000, 0x5_0000);
 const TABLES: (u64, u64) = (0xc100_2000, 0x3000);
 /// The page table of [`WINDOW`].
 const WINDOW_TABLE: (u64, u64) = (0xc100_3000, 0x4000);
+/// A page that stays where it is.
+const BUFFER: (u64, u64) = (0xc100_4000, 0x9_0000);
+/// Rounds in which the window is mapped anew: after far fewer, what accesses it is looked up.
+const ROUNDS: u64 = 400;
 /// GVA of a page, or of a large page, that the code maps to another frame.
 const WINDOW: u64 = 0xff80_0000;
 /// The frames that [`WINDOW`] is mapped to in turns.
@@ -42,7 +47,7 @@ fn machine(ram: &Ram, code: &[u8]) -> Fast {
     ram.store64(ROOT + 3 * 8, directory | P);
     ram.store64(directory + (CODE.0 >> 21 & 0x1ff) * 8, low | P | RW);
     ram.store64(directory + (WINDOW >> 21 & 0x1ff) * 8, WINDOW_TABLE.1 | P | RW);
-    for (gva, gpa) in [CODE, DATA, TABLES, WINDOW_TABLE] {
+    for (gva, gpa) in [CODE, DATA, TABLES, WINDOW_TABLE, BUFFER] {
         ram.store64(low + (gva >> 12 & 0x1ff) * 8, gpa | ACCESSED);
     }
     ram.store64(DATA.1 + u64::from(SELECTOR), 0x00cf_9b00_0000_ffff);
@@ -221,4 +226,199 @@ fn a_kernel_returns_to_itself() {
         assert_eq!(seen(&fast), [1, DATA.0 + PAGE / 2], "round {round}");
     }
     assert!(fast.pages.vcpu_page().counters.kernel_returns >= 2);
+}
+
+/// Code that maps the window to each of its frames in turns, [`ROUNDS`] times, does something there, and drops the translation.
+fn in_window(access: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
+    assembled(|a| rounds(a, access, |a| a.invlpg(byte_ptr(WINDOW))))
+}
+
+/// The same, and how the translation is dropped.
+fn rounds(
+    a: &mut CodeAssembler,
+    access: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>,
+    drop: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Result<(), IcedError> {
+    let mut again = a.create_label();
+    a.mov(ebp, ROUNDS as u32)?;
+    a.set_label(&mut again)?;
+    a.mov(dword_ptr(entry()[0]), ebx)?;
+    access(a)?;
+    drop(a)?;
+    a.xor(ebx, (FRAMES[0] ^ FRAMES[1]) as u32)?;
+    a.dec(ebp)?;
+    a.jne(again)?;
+    a.hlt()
+}
+
+/// So many mappings of the host's have been made by now, and so many look-ups filled.
+fn made(fast: &mut Fast) -> [u64; 2] {
+    let counters = &fast.pages.vcpu_page().counters;
+    [counters.mapped, counters.lookups]
+}
+
+/// What is accessed in a page that is mapped for a moment is in the page's frame of that moment.
+#[test]
+fn a_page_that_is_mapped_for_a_moment_is_looked_up() {
+    let ram = ram(LARGE);
+    let code = in_window(|a| {
+        a.add(edx, dword_ptr(esi))?;
+        a.inc(dword_ptr(esi + 8))?;
+        a.mov(ecx, dword_ptr(esi + 12))?;
+        a.mov(word_ptr(esi + 14), bp)
+    });
+    let mut fast = machine(&ram, &code);
+    fast.cpu.vcpu.gpr[reg::RDX] = 0;
+    run(&mut fast, [WINDOW, 0, FRAMES[0] | ACCESSED]);
+    assert_eq!(fast.vcpu().gpr[reg::RDX], ROUNDS / 2 * 3, "1 and 2 in turns");
+    let half = ROUNDS / 2;
+    for (frame, last) in FRAMES.into_iter().zip([2, 1]) {
+        assert_eq!(ram.load64(frame + 8), half | last << 48, "{frame:#x}");
+    }
+    let [mapped, lookups] = made(&mut fast);
+    assert!(mapped < ROUNDS / 2 && lookups > ROUNDS / 2, "{mapped} mapped, {lookups} looked up");
+}
+
+/// With `--guest32 map` the page is mapped each time.
+#[test]
+fn without_look_ups_the_same_is_mapped() {
+    let ram = ram(LARGE);
+    let mut fast = machine(&ram, &in_window(|a| a.inc(dword_ptr(esi + 8))));
+    fast.modes.options.map_fleeting = true;
+    run(&mut fast, [WINDOW, 0, FRAMES[0] | ACCESSED]);
+    assert_eq!(FRAMES.map(|frame| ram.load64(frame + 8)), [ROUNDS / 2; 2]);
+    let [mapped, lookups] = made(&mut fast);
+    assert!(mapped > ROUNDS / 2 && lookups == 0, "{mapped} mapped, {lookups} looked up");
+}
+
+/// Whole pages are cleared and copied through the window, and parts of pages.
+#[test]
+fn strings_find_a_page_that_is_mapped_for_a_moment() {
+    let ram = ram(LARGE);
+    let code = in_window(|a| {
+        a.mov(eax, ebp)?;
+        a.mov(edi, WINDOW as u32)?;
+        a.mov(ecx, (PAGE / 4) as u32)?;
+        a.rep().stosd()?;
+        a.mov(esi, WINDOW as u32 + 0x100)?;
+        a.lea(edi, dword_ptr(ebp * 4 + BUFFER.0 as i32))?;
+        a.movsd()?;
+        a.mov(edi, WINDOW as u32 + 0x200)?;
+        a.mov(esi, BUFFER.0 as u32 + 4)?;
+        a.mov(ecx, 7)?;
+        a.rep().movsb()?;
+        a.mov(edx, edi)
+    });
+    let mut fast = machine(&ram, &code);
+    run(&mut fast, [0, 0, FRAMES[0] | ACCESSED]);
+    for n in 1..=ROUNDS {
+        let [low, high] = [n, n + 1].map(|n| if n > ROUNDS { 0 } else { n });
+        assert_eq!(ram.load64(BUFFER.1 + n * 4), low | high << 32, "round {n}");
+    }
+    for (frame, last) in FRAMES.into_iter().zip([2, 1]) {
+        let words = [0, 0x1f8, 0x208, 0xff8].map(|at| ram.load64(frame + at));
+        assert_eq!(words, [last | last << 32; 4], "{frame:#x}");
+    }
+    assert_eq!(ram.load64(FRAMES[1] + 0x200) as u32, 1, "from the buffer");
+    assert_eq!(fast.vcpu().gpr[reg::RDX], WINDOW + 0x207);
+    let mapped = made(&mut fast)[0];
+    assert!(mapped < ROUNDS / 4, "{mapped} mapped");
+}
+
+/// The frames of two pages are not side by side, whatever an instruction was translated for.
+#[test]
+fn an_access_to_two_pages_reaches_both() {
+    let ram = ram(LARGE);
+    ram.store64(FRAMES[0] + PAGE - 8, 0x1111_2222_3333_4444);
+    ram.store64(FRAMES[1], 0x5555_6666_7777_8888);
+    let code = in_window(|a| {
+        a.mov(dword_ptr(entry()[0] + 8), ecx)?;
+        a.mov(eax, dword_ptr(esi))?;
+        a.mov(edi, BUFFER.0 as u32)?;
+        a.push(ecx)?;
+        a.push(esi)?;
+        a.mov(ecx, 2)?;
+        a.rep().movsd()?;
+        a.pop(esi)?;
+        a.pop(ecx)?;
+        a.invlpg(byte_ptr(WINDOW + PAGE))
+    });
+    let mut fast = machine(&ram, &code);
+    for from in [WINDOW, WINDOW + PAGE - 2] {
+        fast.cpu.vcpu.gpr[reg::RCX] = FRAMES[1] | ACCESSED;
+        // In the last round the window has its first frame.
+        run(&mut fast, [from, 0, FRAMES[1] | ACCESSED]);
+    }
+    assert_eq!(fast.vcpu().gpr[reg::RAX], 0x8888_1111);
+    assert_eq!(ram.load64(BUFFER.1), 0x6666_7777_8888_1111);
+}
+
+/// A page that has become read-only cannot be written by what has often written the page.
+#[test]
+fn what_is_looked_up_is_protected() {
+    let ram = ram(LARGE);
+    let code = in_window(|a| {
+        a.mov(eax, dword_ptr(esi + 8))?;
+        a.mov(dword_ptr(esi + 8), edi)
+    });
+    let mut fast = machine(&ram, &code);
+    run(&mut fast, [WINDOW, 5, FRAMES[0] | ACCESSED]);
+    assert_eq!(FRAMES.map(|frame| ram.load64(frame + 8)), [5; 2]);
+    begin(&mut fast, [WINDOW, 6, FRAMES[0] | ACCESSED & !RW]);
+    assert_eq!(fast.run(u64::MAX), Exit::Shutdown, "there is no handler");
+    assert_eq!(FRAMES.map(|frame| ram.load64(frame + 8)), [5; 2]);
+}
+
+/// Code that is written through the window runs as it was written last.
+#[test]
+fn code_is_written_through_the_window() {
+    let ram = ram(LARGE);
+    ram.write(BUFFER.1, &[0xb8, 0, 0, 0, 0, 0xc3]); // mov eax, 0; ret
+    let code = assembled(|a| {
+        let (mut again, mut bad) = (a.create_label(), a.create_label());
+        a.mov(ebp, ROUNDS as u32)?;
+        a.set_label(&mut again)?;
+        a.mov(dword_ptr(entry()[0]), ebx)?;
+        for _ in 0..2 {
+            a.dec(ebp)?;
+            a.mov(dword_ptr(esi + 1), ebp)?;
+            a.call(BUFFER.0)?;
+            a.cmp(eax, ebp)?;
+            a.jne(bad)?;
+        }
+        a.invlpg(byte_ptr(WINDOW))?;
+        a.test(ebp, ebp)?;
+        a.jne(again)?;
+        a.hlt()?;
+        a.set_label(&mut bad)?;
+        a.ud2()
+    });
+    let mut fast = machine(&ram, &code);
+    run(&mut fast, [WINDOW, 0, BUFFER.1 | ACCESSED]);
+    assert_eq!(fast.vcpu().gpr[reg::RAX], 0);
+}
+
+/// A page that is not global is another one after CR3 is loaded, however often the page was looked up before.
+#[test]
+fn a_page_that_is_not_global_goes_with_its_space() {
+    let ram = ram(LARGE);
+    ram.write(BUFFER.1, &[0x03, 0x16, 0xc3]); // add edx, [esi]; ret
+    let code = assembled(|a| {
+        let mut second = a.create_label();
+        a.xor(edx, edx)?;
+        a.test(edi, edi)?;
+        a.jne(second)?;
+        rounds(a, |a| a.call(BUFFER.0), |a| a.invlpg(byte_ptr(WINDOW)))?;
+        a.set_label(&mut second)?;
+        let load = |a: &mut CodeAssembler| {
+            a.mov(eax, cr3)?;
+            a.mov(cr3, eax)
+        };
+        rounds(a, |a| a.call(BUFFER.0), load)
+    });
+    let mut fast = machine(&ram, &code);
+    for (from, entry) in [(0, ACCESSED), (1, ACCESSED & !G)] {
+        run(&mut fast, [WINDOW, from, FRAMES[0] | entry]);
+        assert_eq!(fast.vcpu().gpr[reg::RDX], ROUNDS / 2 * 3, "1 and 2 in turns");
+    }
 }

@@ -63,6 +63,8 @@ pub struct Options {
     pub interpret_narrow: bool,
     /// The code of 32-bit guests, kernels' and programs', is interpreted.
     pub interpret_narrow_guests: bool,
+    /// What 32-bit kernels access in pages that they map only for a moment has mappings of the host's, and no look-ups.
+    pub map_fleeting: bool,
     /// Each vCPU translates the kernel for itself.
     pub translations_apart: bool,
     /// Computed jumps of translated kernel code search for where they lead: blocks have no landings.

@@ -31,6 +31,7 @@ pub const OPTIONS: Options = Options {
     copies_apart: false,
     interpret_narrow: false,
     interpret_narrow_guests: false,
+    map_fleeting: false,
     translations_apart: false,
     search_jumps: false,
     most_mappings: None,

@@ -273,6 +273,11 @@ impl VcpuCode {
         }
     }
 
+    /// Kernel code at a GVA has faulted in a page that is mapped only for a moment.
+    pub fn note_fleeting(&mut self, guest: u64) {
+        self.kernel.lock().note_fleeting(guest);
+    }
+
     /// Drops what the interpreter has reported stale.
     pub fn apply(&mut self, ram: &Ram, roots: Roots, record: &Record) {
         if !record.stale_pages.is_empty() || !record.flushes.is_empty() {

@@ -101,6 +101,8 @@ pub struct How {
     pub version: Option<Version>,
     /// It is 32-bit code.
     pub narrow: bool,
+    /// See [`Request::sought`].
+    pub sought: u64,
 }
 
 impl From<(bool, bool)> for How {
@@ -328,7 +330,7 @@ impl Cache {
         guest: u64,
         bytes: &[u8],
         here: usize,
-        How { ac, tap, landing, version, narrow }: How,
+        How { ac, tap, landing, version, narrow, sought }: How,
     ) -> Result<Block, Untranslatable> {
         let request = Request {
             guest,
@@ -338,6 +340,7 @@ impl Cache {
             tap,
             landing,
             narrow,
+            sought,
             on_trial: self.trials.are_made(),
             version,
             host: self.layout.cache + at,

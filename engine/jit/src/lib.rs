@@ -18,7 +18,7 @@
 //! can be undone to the start of the guest instruction.
 //!
 //! User code can have its memory operands looked up in a software TLB ([`wedge_abi::Lookup`]) and executed on the
-//! wedge's view of guest RAM, so that pages need no mappings of their own.
+//! wedge's view of guest RAM, so that pages need no mappings of their own. So can single instructions of a 32-bit kernel's.
 
 pub mod asm;
 pub mod block;
@@ -63,8 +63,8 @@ pub struct Layout {
     pub table: u64,
     /// The table of landings ([`wedge_abi::landing_slot`]), within 2 GiB of the bias, where jumps are by landings.
     pub landings: Option<u64>,
-    /// The table of look-ups ([`wedge_abi::Lookup`]), within 2 GiB of the cache, if memory operands of user code
-    /// are looked up there.
+    /// The table of look-ups ([`wedge_abi::Lookup`]), within 2 GiB of the cache, if memory operands of user code, or those of a 32-bit
+    /// kernel's that are sought ([`Request::sought`]), are looked up there.
     pub lookups: Option<u64>,
     /// The words that say which pages of user code may be executed ([`wedge_abi::Lookups::verify`]), within 2 GiB of the
     /// cache, if blocks have gates.

@@ -30,6 +30,8 @@ pub struct Request<'a> {
     pub narrow: bool,
     /// The block is to run alone first: its jumps can be pointed elsewhere.
     pub on_trial: bool,
+    /// Bit `n`: what 32-bit kernel code accesses by instructions whose offset in the block, modulo 64, is `n`, is looked up.
+    pub sought: u64,
     /// The pages of the block, if it is to have a gate.
     pub version: Option<Version>,
     /// HVA the code will lie at.

@@ -28,6 +28,7 @@ fn writes(code: &[&[u8]]) -> usize {
         tap: false,
         landing: false,
         narrow: false,
+        sought: 0,
         on_trial: false,
         version: None,
         host: LAYOUT.cache + stubs::LEN,

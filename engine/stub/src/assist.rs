@@ -187,6 +187,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         // A jump that is not linked: the monitor is to link it, but it links none to what has no block.
         MISS => bells::ring(cx),
         LOOKUP if walks && vcpu.regs.cpl != 0 => look_up(cx),
+        LOOKUP => narrow_kernel::look_up(cx),
         SYSTEM_CALL if fast && vcpu.regs.cpl != 0 => {
             vcpu.regs.rip = vcpu.exit.next;
             leave_translated_user(vcpu);

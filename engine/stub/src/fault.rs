@@ -5,6 +5,7 @@ use crate::{
     context::{Context, Next},
     kernel_start, lookup,
     mmu::{self, Access, Walk},
+    narrow_kernel,
 };
 use core::arch::naked_asm;
 use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, STRING_BIASES, VcpuPage, go, walks};
@@ -66,8 +67,14 @@ pub fn kernel(cx: &mut Context<'_>) -> Next {
         walks::PAE => narrow_accessed(cx),
         _ => accessed(cx),
     };
+    let narrow = cx.vcpu.run.walks == walks::PAE;
+    if let Some(next) =
+        gva.filter(|_| narrow).and_then(|gva| narrow_kernel::of_fleeting_page(cx, gva))
+    {
+        return next;
+    }
     let next = gva.and_then(|gva| match mmu::walk(cx, gva, access) {
-        Walk::Found(leaf) if mmu::install(cx, gva, leaf, access) => Some(mapped(cx)),
+        Walk::Found(leaf) if mmu::install(cx, gva, leaf, access) => Some(goes_on(cx)),
         Walk::Fault(present) if access.user => of_known_code(cx, gva, present),
         Walk::Fault(present) if cx.vcpu.regs.ac != 0 => of_known_kernel_code(cx, gva, present),
         _ => None,
@@ -75,8 +82,8 @@ pub fn kernel(cx: &mut Context<'_>) -> Next {
     next.unwrap_or(Next::Exit(Reason::KernelSignal))
 }
 
-/// What translated code has missed is mapped now.
-fn mapped(cx: &mut Context<'_>) -> Next {
+/// Translated code goes on at the host's instruction that has faulted: what the instruction has missed is there now.
+pub fn goes_on(cx: &mut Context<'_>) -> Next {
     // A step is not over: the kick that it was for would be lost.
     match cx.vcpu.run.go {
         go::STEP => cx.vcpu.block.host_flags |= TF,

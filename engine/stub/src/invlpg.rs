@@ -2,7 +2,7 @@
 
 use crate::{
     Context, bias, hints, larges, lookup,
-    mmu::{EXECUTE, LARGE, PAGE, drop_large, note, note_dropped, owns, used_page},
+    mmu::{EXECUTE, LARGE, PAGE, drop_large, note, note_dropped, note_once, owns, used_page},
     walk::last_table,
 };
 use wedge_abi::{MAX_MADE, MapReport, Rights};
@@ -111,8 +111,9 @@ pub fn of_narrow_kernel(cx: &mut Context<'_>, gva: u64) -> bool {
     if !hints::is_dropped(&cx.shared.mapped, hva) && !unmap_narrow(cx, hva) {
         return false;
     }
+    lookup::forget(page);
     // The interpreter may have a translation of its own.
-    note(cx.shared, MapReport::KernelDropped { page: hva });
+    note_once(cx.shared, MapReport::KernelDropped { page: hva });
     cx.vcpu.counters.invalidations += 1;
     true
 }

@@ -51,6 +51,7 @@ pub mod mmu;
 pub mod model;
 mod narrow;
 mod narrow_kernel;
+mod narrow_strings;
 pub mod orders;
 mod patched;
 mod run;

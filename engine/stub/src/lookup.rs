@@ -1,5 +1,5 @@
-//! Look-ups: user code that is run translated finds its pages in a software TLB, not in mappings of the
-//! host's.
+//! Look-ups: user code that is run translated, and some instructions of a 32-bit kernel's, find pages in a software TLB, not in mappings
+//! of the host's.
 //!
 //! An entry is as good as a mapping: made from a successful walk of the guest's page tables with the access's
 //! own rights, writable only while the page's dirty bit is set and nothing is decoded from it, and gone where
@@ -11,6 +11,7 @@ use crate::{
     reach,
 };
 use wedge_abi::{LOOKUPS, Lookups, RAM};
+use x86::narrow::wide;
 
 const PAGE: u64 = 4096;
 
@@ -43,16 +44,33 @@ pub fn fill(cx: &mut Context<'_>, gva: u64, access: Access) -> LookupOutcome {
 /// Enters what a walk has found; false if that is the monitor's to decide.
 pub fn enter(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool {
     let page = gva & !(PAGE - 1);
-    let writable = leaf.writable && mmu::mark(cx.shared, leaf.offset) == 0;
-    if access.write && !writable || page == 0 || gva >> 47 != 0 {
+    let Some(hva) = target(cx, leaf, access).filter(|_| page != 0 && gva >> 47 == 0) else {
         return false;
-    }
-    table().set(page, here(RAM) as u64 + leaf.offset, writable, leaf.large);
+    };
+    table().set(page, hva, is_writable(cx, leaf), leaf.large);
     cx.vcpu.counters.lookups += 1;
     true
 }
 
-/// The translation of a page of the user's is dropped.
+/// Where in the wedge's view of guest RAM (HVA) the page lies that a walk has found; `None` if the access is the monitor's to decide.
+pub fn target(cx: &Context<'_>, leaf: Leaf, access: Access) -> Option<u64> {
+    let may = !access.write || is_writable(cx, leaf);
+    may.then(|| here(RAM) as u64 + leaf.offset)
+}
+
+fn is_writable(cx: &Context<'_>, leaf: Leaf) -> bool {
+    leaf.writable && mmu::mark(cx.shared, leaf.offset) == 0
+}
+
+/// Fills the entry for an access of a 32-bit kernel's to a page of its own. False if that is the monitor's to decide.
+pub fn fill_narrow_kernel(cx: &mut Context<'_>, gva: u64, access: Access) -> bool {
+    match mmu::walk(cx, wide(gva), access) {
+        Walk::Found(leaf) if leaf.is_of_every_space() => enter(cx, gva, leaf, access),
+        _ => false,
+    }
+}
+
+/// The translation of a page of the user's, or of a 32-bit kernel's, is dropped.
 pub fn forget(gva: u64) {
     table().forget(gva & !(PAGE - 1), PAGE);
     if table().may_be_code(gva) {

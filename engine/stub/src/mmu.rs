@@ -508,9 +508,13 @@ pub fn note(s: &mut Shared, report: MapReport) {
     }
 }
 
-/// Tells the monitor that a range of the user's (HVA, bytes) is dropped, if that is not the last thing it was told.
+/// Tells the monitor that a range of the user's (HVA, bytes) is dropped.
 pub(crate) fn note_dropped(s: &mut Shared, start: u64, len: u64) {
-    let report = MapReport::Dropped { start, len };
+    note_once(s, MapReport::Dropped { start, len });
+}
+
+/// Tells the monitor something, if that is not the last thing it was told.
+pub(crate) fn note_once(s: &mut Shared, report: MapReport) {
     let last = (s.made.count as usize).checked_sub(1).and_then(|at| s.made.list.get(at));
     if last.is_none_or(|last| *last != report.encode()) {
         note(s, report);

@@ -60,6 +60,13 @@ pub struct Leaf {
     pub(crate) global: bool,
 }
 
+impl Leaf {
+    /// The kernel has it in all address spaces, so that only INVLPG and a flush of all translations drop it.
+    pub(crate) fn is_of_every_space(&self) -> bool {
+        self.global && !self.user
+    }
+}
+
 /// Offset in RAM of a page at a GPA.
 pub(crate) fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
     if gpa < s.setup.ram_low {

@@ -144,6 +144,10 @@ impl BlockExit {
     }
 }
 
+/// In [`ExitState::info`] of [`Reason::KernelSignal`]: the fault is one of those in pages that a 32-bit kernel maps only for a moment, and
+/// so many have come since the last one that was told.
+pub const FLEETING: u64 = 1;
+
 /// How guest code goes on, in [`crate::RunControl::go`].
 pub mod go {
     /// Only obey orders.

@@ -103,6 +103,8 @@ pub struct RunControl {
     /// At this GVA or beyond a 32-bit kernel has neither translated code nor a large page that is mapped in pieces. For 64-bit kernels
     /// this is the largest number.
     pub plain_from: u64,
+    /// Not zero: what a 32-bit kernel maps only for a moment is looked up, without mappings of the host's.
+    pub seeks_fleeting: u64,
 }
 
 /// How a wedge may walk the guest's page tables: the values of [`RunControl::walks`]. It may only if EFER.NXE and CR0.WP are set, and
@@ -219,6 +221,8 @@ pub struct PagingState {
     /// A user page that INVLPG has dropped but that is still mapped: zero before user code runs, and before
     /// kernel code can reach the user's memory.
     pub deferred: u64,
+    /// How often a 32-bit kernel has faulted in a page that it had dropped by INVLPG before.
+    pub fleeting: u64,
 }
 
 /// What the wedge has done without the monitor.

@@ -75,6 +75,8 @@ pub struct Rig {
     child: libc::pid_t,
     to_child: i32,
     from_child: i32,
+    /// What of a 32-bit kernel's is looked up ([`How::sought`]).
+    sought: u64,
     /// Look-ups that were filled.
     pub filled: u64,
     /// Blocks stay from one run to the next, which is of the same code.
@@ -154,6 +156,17 @@ impl Rig {
         Self::at(layout, Place::narrow(level))
     }
 
+    /// The same for a 32-bit kernel whose accesses are all looked up that can be.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn narrow_with_lookups() -> Result<Self> {
+        let layout = Layout { lookups: Some(LOOKUPS), ..LAYOUT };
+        let mut rig = Self::at(layout, Place::narrow(Level::Kernel))?;
+        rig.sought = u64::MAX;
+        Ok(rig)
+    }
+
     fn with(layout: Layout) -> Result<Self> {
         Self::at(layout, Place::of(layout.level))
     }
@@ -197,6 +210,7 @@ impl Rig {
                 child,
                 to_child,
                 from_child,
+                sought: 0,
                 filled: 0,
                 keeps: false,
                 shown: Vec::new(),
@@ -411,7 +425,8 @@ impl Rig {
     fn offset(&self, page: u64) -> Option<(u64, bool)> {
         let inside = |start: u64, len: u64| Some(page.wrapping_sub(start)).filter(|at| *at < len);
         let data = inside(self.place.data, DATA_LEN).map(|at| (4096 + at, true));
-        let user = inside(USER, USER_LEN).map(|at| (4096 + DATA_LEN + at, true));
+        let user = inside(USER, USER_LEN).filter(|_| self.place.level == Level::User);
+        let user = user.map(|at| (4096 + DATA_LEN + at, true));
         inside(self.place.code, 4096).map(|at| (at, false)).or(data).or(user)
     }
 
@@ -457,7 +472,8 @@ impl Rig {
             return Ok(None);
         }
         let narrow = self.place.narrow;
-        let how = How { ac: alignment, version, narrow, ..How::default() };
+        let sought = self.sought;
+        let how = How { ac: alignment, version, narrow, sought, ..How::default() };
         let made = self.cache.add(&mut View, known_by, bytes, bytes.len(), how, [0; 2]);
         let host = made.map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))?;
         if self.layout.origins.is_some() {

@@ -66,7 +66,7 @@ pub fn layout(kind: CodeKind, base: Base) -> Layout {
         table: here(TABLES),
         landings: landings.then(|| here(LANDINGS)),
         checks: false,
-        lookups: None,
+        lookups: Some(here(LOOKUPS + LOOKUP_ENTRIES)),
         verified: None,
         origins: None,
     };
@@ -81,7 +81,7 @@ pub fn layout(kind: CodeKind, base: Base) -> Layout {
             cache: here(USER_CACHE),
             cache_len: USER_CACHE_LEN as u64,
             table: here(TABLES + USER_TABLES),
-            lookups: looks_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
+            lookups: kernel.lookups.filter(|_| looks_up),
             verified: Some(here(LOOKUPS + VERIFIED)),
             origins: placed.then(|| here(LOOKUPS + ORIGINS)),
             ..kernel

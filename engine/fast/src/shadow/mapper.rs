@@ -147,7 +147,9 @@ impl<W: Process> Mapper<W> {
     /// Drops the mapping of one page.
     pub(super) fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
         let gva = gva & !(PAGE - 1);
-        self.wedge.forget_lookups(gva, PAGE);
+        // A 32-bit kernel's pages are looked up by their addresses of 32 bits.
+        let sought = if gva >= wide(KERNEL_START) { gva & u64::from(u32::MAX) } else { gva };
+        self.wedge.forget_lookups(sought, PAGE);
         let Some(hva) = self.hva(gva).filter(|_| self.mappings.made() != 0) else {
             return Ok(());
         };

@@ -1,5 +1,6 @@
-//! Memory operands of user code, found by a software TLB. A page's entry holds the distance from the page's GVA to the same page in
-//! the wedge's view of guest RAM. The instruction is executed with an operand in that view.
+//! Memory operands of user code, and some of a 32-bit kernel's ([`super::narrow`]), found by a software TLB. A page's entry holds the
+//! distance from the page's GVA to the same page in the wedge's view of guest RAM. The instruction is executed with an operand in that
+//! view.
 //!
 //! Only instructions that access their memory operand and nothing else are looked up. All others access the host's mappings. So do
 //! accesses to the stack: it is in few pages, which stay mapped. Where mappings have to be checked first ([`super::check`]) the stack
@@ -210,7 +211,13 @@ pub(super) fn at_sum(insn: &Instruction, [base, index]: [Register; 2]) -> Instru
 /// The access of an instruction that has one, to a memory operand, and may be looked up. With `all`, the stack and what is relative to
 /// FS may be, too.
 fn access(insn: &Instruction, all: bool) -> Option<SoughtAccess> {
-    if !is_addressed(insn) || !all && is_near(insn) || is_special(insn) {
+    let may = is_addressed(insn) && (all || !is_near(insn));
+    may.then(|| access_of_operand(insn))?
+}
+
+/// The access of an instruction of which one operand is in memory, if it may be looked up.
+pub(super) fn access_of_operand(insn: &Instruction) -> Option<SoughtAccess> {
+    if is_special(insn) {
         return None;
     }
     let mut factory = InstructionInfoFactory::new();

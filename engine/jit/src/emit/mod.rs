@@ -64,6 +64,8 @@ pub(crate) struct Emitter<'a> {
     ac: bool,
     /// What the instruction just emitted means to the next one.
     shadow: Shadow,
+    /// No interrupt is taken before the current instruction.
+    is_shadowed: bool,
     /// The tap at the first instruction, whose exit is emitted at the end.
     tapped: Option<tap::Tapped>,
 }
@@ -86,6 +88,7 @@ impl<'a> Emitter<'a> {
             guest: 0,
             ac: request.ac,
             shadow: Shadow::None,
+            is_shadowed: false,
             tapped: None,
         }
     }
@@ -99,8 +102,9 @@ impl<'a> Emitter<'a> {
     ) -> Flow {
         self.guest = insn.ip().wrapping_sub(self.request.guest) as u32;
         let shadow = std::mem::take(&mut self.shadow);
+        self.is_shadowed = shadow != Shadow::None;
         // Between a tap and its instruction nothing else comes: it would be recorded again.
-        let boundary = shadow == Shadow::None && (self.guest != 0 || self.tapped.is_none());
+        let boundary = !self.is_shadowed && (self.guest != 0 || self.tapped.is_none());
         self.mark(boundary, Fixes::default());
         let flow = match self.request.narrow {
             true => self.apply_narrow(insn, bytes, follower),

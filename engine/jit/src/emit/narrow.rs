@@ -10,27 +10,25 @@
 
 use super::{
     Emitter,
-    lookup::at_sum,
+    lookup::{access_of_operand, at_sum},
     memory::{flat_operand, on_narrow_stack},
     segment::selector_slot,
     string::{Pointers, pointers},
 };
 use crate::{
-    asm::{slot, spill, sum},
+    asm::{register, slot, spill, sum},
     recover::{Bias, Fixes},
     rules::{Level, Rule, narrow, own_segment},
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
-use wedge_abi::BlockExit;
+use wedge_abi::{BlockExit, NARROW_STRING_BIASES};
 use x86::narrow::KERNEL_START;
 
 /// Scratch.
 const ADDRESS: Register = Register::R8;
 const BIAS: Register = Register::R9;
 const MASK: Register = Register::R10;
-/// What is added to EDI, as [`BIAS`] is to ESI.
-const BIAS_OF_EDI: Register = Register::R11;
 /// What makes an address one that the host refuses, or zero.
 const BEYOND: Register = Register::R11;
 /// Bytes of a word that is pushed.
@@ -47,6 +45,7 @@ impl Emitter<'_> {
         match narrow(insn, self.layout.level) {
             Rule::Copy => self.put_narrow(insn, insn),
             Rule::Memory if self.ac && !on_narrow_stack(insn) => self.narrow_either(insn),
+            Rule::Memory if self.narrow_looked_up(insn) => Flow::On,
             Rule::Memory => self.narrow_flat(insn),
             Rule::PerCpu => self.narrow_of_own(insn),
             Rule::Push => self.push_narrow(insn),
@@ -90,6 +89,29 @@ impl Emitter<'_> {
         let mut changed = *insn;
         changed.set_segment_prefix(Register::GS);
         self.put_narrow(insn, &changed)
+    }
+
+    /// Emits an instruction of kernel code with its memory operand looked up, if that is asked for and can be; if not, nothing.
+    fn narrow_looked_up(&mut self, insn: &Instruction) -> bool {
+        let is_sought = self.request.sought >> (self.guest % 64) & 1 == 1;
+        // Code that is stopped in a look-up begins the instruction again, as if an interrupt could be taken before.
+        let may = is_sought && !self.is_shadowed;
+        let Some(table) = self.layout.lookups.filter(|_| may) else { return false };
+        let Some(access) = access_of_operand(insn).filter(|_| !insn.is_vsib()) else {
+            return false;
+        };
+        let pair = [ADDRESS, BIAS];
+        let mut changed = at_sum(insn, pair);
+        changed.set_code(wide_code(changed.code()));
+        let can = address_of_operand(insn).is_some_and(|lea| self.asm.can_put(&lea));
+        if !can || !self.asm.can_put(&changed) {
+            return false;
+        }
+        self.look_up_operand(table, access, pair, |e| {
+            e.narrow_address(insn);
+        });
+        self.asm.put(&changed);
+        true
     }
 
     /// An instruction inside STAC..CLAC with an operand in memory, which may be a program's or the kernel's. A program's address is the
@@ -148,9 +170,7 @@ impl Emitter<'_> {
 
     /// The 32-bit address of the instruction's memory operand into [`ADDRESS`]; false if it cannot be encoded.
     fn narrow_address(&mut self, insn: &Instruction) -> bool {
-        let memory = flat_operand(insn, Register::None);
-        let lea = Instruction::with2(Code::Lea_r32_m, Register::R8D, memory);
-        lea.is_ok_and(|lea| self.asm.try_put(&lea))
+        address_of_operand(insn).is_some_and(|lea| self.asm.try_put(&lea))
     }
 
     /// `bias` := what has to be added to `address`, which may be the kernel's or the user's. No flags; [`MASK`] is lost.
@@ -345,9 +365,10 @@ impl Emitter<'_> {
         if !self.asm.can_put(&wide) {
             return self.call_out(insn);
         }
+        let [of_esi, of_edi] = NARROW_STRING_BIASES.map(|number| register(number.into()));
         let used = [
-            (pointers.source, Register::RSI, BIAS),
-            (pointers.destination, Register::RDI, BIAS_OF_EDI),
+            (pointers.source, Register::RSI, of_esi),
+            (pointers.destination, Register::RDI, of_edi),
         ];
         let used = || used.into_iter().filter(|(used, ..)| *used);
         for (_, pointer, bias) in used() {
@@ -377,6 +398,12 @@ impl Emitter<'_> {
         let one_more = MemoryOperand::with_base_index_scale_displ_size(pointer, bias, 1, 1, 1);
         self.lea_narrow(Register::EAX + pointer.number() as u32, one_more);
     }
+}
+
+/// What loads the 32-bit address of an instruction's memory operand into [`ADDRESS`].
+fn address_of_operand(insn: &Instruction) -> Option<Instruction> {
+    let memory = flat_operand(insn, Register::None);
+    Instruction::with2(Code::Lea_r32_m, Register::R8D, memory).ok()
 }
 
 fn fix(fixes: &mut Fixes, pointer: Register) -> &mut Option<Bias> {
