@@ -31,8 +31,7 @@ const PUSHFQ: u8 = 0x9c;
 const MAX_STEPS: u64 = 100_000;
 /// Instructions interpreted with a write to code: Linux's memcpy has its second store four behind its first.
 const PATCH: usize = 16;
-/// Instructions interpreted behind a call-out of a 32-bit kernel's code, and behind an entry to it: so many take Linux past the
-/// loads of its segment registers.
+/// Instructions interpreted behind a call-out of a 32-bit kernel's code.
 const BESIDE: usize = 40;
 
 impl Fast {
@@ -159,10 +158,13 @@ impl Fast {
                 | BlockExit::LoadSpace
                 | BlockExit::InvalidatePage
                 | BlockExit::Lookup
-                | BlockExit::SystemCall,
+                | BlockExit::SystemCall
+                | BlockExit::EnterSystem
+                | BlockExit::SoftwareInterrupt,
             ) => {
                 self.note_call_out();
                 self.take_state();
+                self.show_missing()?;
                 match self.cpu.vcpu.cpl() {
                     3 => self.interpret_and_learn(),
                     _ => self.interpret(),
@@ -174,6 +176,13 @@ impl Fast {
                 if kind == WedgeExit::Block(BlockExit::LoadSpace) {
                     self.pass_through();
                 }
+                Ok(())
+            }
+            WedgeExit::Block(BlockExit::LoadSegment | BlockExit::ExitSystem) => {
+                self.note_call_out();
+                self.take_state();
+                self.show_missing()?;
+                self.interpret();
                 Ok(())
             }
             WedgeExit::Block(
@@ -209,10 +218,9 @@ impl Fast {
         }
     }
 
-    /// A 32-bit kernel calls out for each segment register that it puts aside and loads, several times behind one another, and first at
-    /// its entries. So the instructions behind a call-out and behind an entry are interpreted, too, as far as they are the kernel's and
-    /// nothing comes between.
-    pub(crate) fn interpret_beside(&mut self) {
+    /// A 32-bit kernel accesses ports several times behind one another, and each access is a call-out. So the instructions behind a
+    /// call-out are interpreted, too, as far as they are the kernel's and nothing comes between.
+    fn interpret_beside(&mut self) {
         self.interpret_while(BESIDE, |fast| {
             let v = &fast.cpu.vcpu;
             let is_kernels = v.cpl() == 0 && narrow::is_of_narrow_guest(v);
@@ -281,6 +289,9 @@ impl Fast {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
+            if page_fault && !self.cpu.vcpu.long_mode() {
+                self.show_missing()?;
+            }
             if page_fault && self.is_fleeting() {
                 self.take_recovered(&position);
                 self.code.note_fleeting(position.guest);
@@ -304,7 +315,6 @@ impl Fast {
                 if temporary {
                     self.pass_through();
                 }
-                self.interpret_beside();
                 return Ok(());
             }
             if self.hear_midway() | self.note_interrupt() {

@@ -51,6 +51,8 @@ mod low;
 mod machine;
 mod narrow;
 #[cfg(test)]
+mod narrow_crossing_tests;
+#[cfg(test)]
 mod narrow_kernel_tests;
 mod operand;
 mod options;
@@ -314,11 +316,13 @@ impl Fast {
         page.bells = self.bells.publish(&self.board, page.bells);
         page.run.go = how;
         page.run.pauses = self.pauses;
+        let narrow = self.modes.user == User::Direct && state::may_cross_narrow(&self.cpu.vcpu);
         page.run.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
-            && state::may_cross(&self.cpu.vcpu, self.narrow.runs()))
-        .into();
+            && state::may_cross(&self.cpu.vcpu, self.narrow.runs())
+            || narrow)
+            .into();
         self.slots.current()?.wedge().aim_kicks();
         self.statistics.entries += 1;
         // Whoever sets a bit, or has news of code, after this look finds the aim already taken.

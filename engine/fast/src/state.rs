@@ -12,6 +12,7 @@ use x86::{
     fpu::{FpuState, MXCSR_INIT, xstate},
     narrow::{USER_CS_32, USER_CS_64, USER_DS, own_segment, wide},
     reg, seg,
+    segment::{attr, kind},
 };
 use x86_interp::Cpu;
 
@@ -57,15 +58,15 @@ pub fn load(vcpu: &Vcpu, base: Base, page: &mut VcpuPage) {
     (page.system.sysenter_eip, page.system.idt_limit) = (vcpu.sysenter_eip, vcpu.idtr.limit.into());
     (page.system.lstar, page.system.sfmask, page.system.star) =
         (vcpu.lstar, vcpu.sfmask, vcpu.star);
-    let gdt = vcpu.gdtr.base;
-    page.system.gdt = if vcpu.long_mode() { gdt } else { wide(gdt) };
+    let known = |gva: u64| if vcpu.long_mode() { gva } else { wide(gva) };
+    page.system.gdt = known(vcpu.gdtr.base);
     page.system.gdt_limit = vcpu.gdtr.limit.into();
     page.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
     (page.regs.cr2, page.regs.cr3) = (vcpu.cr2, vcpu.cr3);
     page.run.walks = walks(vcpu);
     page.run.pcids = vcpu.cr4 & cr4::PCIDE;
-    page.system.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
-    page.system.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
+    page.system.idt = if vcpu.idtr.limit >= IDT_USED { known(vcpu.idtr.base) } else { 0 };
+    page.system.tss = if vcpu.tr.limit >= TSS_USED { known(vcpu.tr.base) } else { 0 };
     selectors(vcpu, page);
     load_vectors(&vcpu.fpu, &mut page.vectors.0);
 }
@@ -94,6 +95,17 @@ pub fn may_cross(vcpu: &Vcpu, narrow: bool) -> bool {
         && !vcpu.nmi_blocked
         && plain_data(vcpu)
         && (narrow || !has_loaded_area(vcpu))
+}
+
+/// The wedge may go between a 32-bit kernel and its programs by itself.
+pub fn may_cross_narrow(vcpu: &Vcpu) -> bool {
+    !vcpu.long_mode()
+        && vcpu.cr0 & (cr0::TS | cr0::EM) == 0
+        && vcpu.cr4 & (cr4::OSFXSR | cr4::TSD) == cr4::OSFXSR
+        && vcpu.dr[7] & BREAKPOINTS == 0
+        && vcpu.rflags & flags::IOPL == 0
+        && !vcpu.nmi_blocked
+        && vcpu.tr.attr & (attr::P | attr::S | attr::TYPE) == attr::P | u16::from(kind::TSS_BUSY)
 }
 
 /// How the wedge can walk the guest's page tables.
@@ -225,7 +237,8 @@ fn store_segments(page: &VcpuPage, cpu: &mut Cpu<Board>, cpl: u8) {
     if same {
         return;
     }
-    cpu.set_flat(cs, ss, cpl, page.run.compatibility == 0 || cpl == 0);
+    let wide = v.long_mode() && (page.run.compatibility == 0 || cpl == 0);
+    cpu.set_flat(cs, ss, cpl, wide);
     if ss & !3 == 0 {
         cpu.vcpu.seg[seg::SS] = Segment::null(ss, cpl);
     }

@@ -8,7 +8,7 @@ use wedge_abi::{BlockExit, WedgeExit};
 const SHOWN: usize = 12;
 
 /// What wedges have done by themselves.
-pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 14] {
+pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 15] {
     [
         ("user entries", counters.user_entries),
         ("fast system calls", counters.system_calls),
@@ -20,6 +20,7 @@ pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 14] {
         ("fast mappings", counters.mapped),
         ("fast protections", counters.shown),
         ("fast page faults", counters.faults),
+        ("fast segment loads", counters.segments),
         ("fast look-ups", counters.lookups),
         ("fast invalidations", counters.invalidations),
         ("fast doorbells", counters.rung),

@@ -59,9 +59,7 @@ impl Fast {
     /// Runs user code until it does something that has to be interpreted, and has that done.
     pub(crate) fn user_code(&mut self) -> Result<(), Error> {
         if !self.cpu.vcpu.long_mode() {
-            self.translated_user_code()?;
-            self.interpret_beside();
-            return Ok(());
+            return self.translated_user_code();
         }
         let areas = self.narrow.areas(&self.cpu.vcpu, self.board.ram());
         if !state::runs_directly(&self.cpu.vcpu, &areas) {

@@ -63,6 +63,8 @@ pub enum Rule {
     StoreSelector,
     /// A register into the selector of DS, ES, FS or GS.
     LoadSelector,
+    /// The same in 32-bit code, where the descriptor counts; from memory and the stack, too.
+    LoadSegment,
     /// MOV from CR2 and CR3.
     ReadControl,
     /// MOV to CR3.
@@ -89,6 +91,12 @@ pub enum Rule {
     Iret,
     /// SYSCALL, by user code.
     SystemCall,
+    /// SYSENTER, by a 32-bit guest's program.
+    EnterSystem,
+    /// INT n, by such a program.
+    SoftwareInterrupt,
+    /// SYSEXIT, by a 32-bit guest's kernel.
+    ExitSystem,
     /// PAUSE.
     Pause,
     /// Interpreted.
@@ -106,9 +114,13 @@ impl Rule {
                 | SysretNarrow
                 | Iret
                 | LoadSpace
+                | LoadSegment
                 | LoadVectors
                 | InvalidatePage
                 | SystemCall
+                | EnterSystem
+                | SoftwareInterrupt
+                | ExitSystem
         )
     }
 }

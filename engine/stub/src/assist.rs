@@ -12,7 +12,7 @@ use crate::{
     host::load_vectors_careful,
     invlpg, kernel_start,
     lookup::{self, LookupOutcome},
-    mmu, narrow, narrow_kernel, taps, turns, word,
+    mmu, narrow, narrow_crossing, narrow_kernel, narrow_segments, taps, turns, word,
 };
 use core::arch::naked_asm;
 use wedge_abi::{
@@ -85,7 +85,7 @@ pub fn enter_kernel(cx: &mut Context<'_>, flags: u64) -> Next {
 }
 
 /// There is no block at RIP: the monitor is to make one.
-fn miss_for_good(cx: &mut Context<'_>) -> Next {
+pub fn miss_for_good(cx: &mut Context<'_>) -> Next {
     (cx.vcpu.exit.kind, cx.vcpu.exit.info) = (BlockExit::Miss as u64, 0);
     Next::Exit(Reason::Block)
 }
@@ -172,6 +172,10 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     const SYSRET_NARROW: u64 = BlockExit::SysretNarrow as u64;
     const IRET: u64 = BlockExit::Iret as u64;
     const IRET_NARROW: u64 = BlockExit::IretNarrow as u64;
+    const ENTER_SYSTEM: u64 = BlockExit::EnterSystem as u64;
+    const SOFTWARE_INTERRUPT: u64 = BlockExit::SoftwareInterrupt as u64;
+    const EXIT_SYSTEM: u64 = BlockExit::ExitSystem as u64;
+    const LOAD_SEGMENT: u64 = BlockExit::LoadSegment as u64;
     const MISS: u64 = BlockExit::Miss as u64;
     const INVALIDATE: u64 = BlockExit::InvalidatePage as u64;
     const LOAD_VECTORS: u64 = BlockExit::LoadVectors as u64;
@@ -203,6 +207,12 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         SYSRET_NARROW if fast => sysret_narrow(cx).then_some(Next::Run),
         IRET if fast => iret(cx),
         IRET_NARROW => narrow_kernel::iret(cx),
+        ENTER_SYSTEM if fast => narrow_crossing::leave_program(cx, narrow_crossing::enter_system),
+        SOFTWARE_INTERRUPT if fast => {
+            narrow_crossing::leave_program(cx, narrow_crossing::software_interrupt)
+        }
+        EXIT_SYSTEM => narrow_crossing::exit_system(cx),
+        LOAD_SEGMENT => narrow_segments::load(cx).then_some(Next::Run),
         INVALIDATE => invalidate(cx).then_some(Next::Run),
         // Another wedge would not know that it is to go no further.
         LOAD_SPACE if walks && vcpu.run.pcids != 0 && vcpu.run.go != go::LEAVE => load_space(cx),
@@ -245,7 +255,7 @@ fn load_guest_vectors(cx: &mut Context<'_>) -> bool {
 }
 
 /// The instruction has been done: the block behind it comes next.
-fn go_on_behind(vcpu: &mut VcpuPage, block: u64) -> bool {
+pub fn go_on_behind(vcpu: &mut VcpuPage, block: u64) -> bool {
     vcpu.regs.rip = vcpu.exit.next;
     vcpu.block.jump = block;
     vcpu.run.go = go::BLOCK;
@@ -367,13 +377,26 @@ fn enter_user(cx: &mut Context<'_>, rip: u64, flags: u64) {
     }
 }
 
+/// A program of a 32-bit guest's goes on at `rip`. What its threads have of their own lies from `own` on.
+pub fn enter_narrow_program(cx: &mut Context<'_>, rip: u64, flags: u64, own: u64) -> Next {
+    cx.vcpu.run.compatibility = 1;
+    enter_user(cx, rip, flags);
+    enter_translated(cx, own);
+    fault::before_return(cx);
+    with_block(cx)
+}
+
 /// User code whose state is in the vCPU page is run translated.
 fn enter_translated_user(cx: &mut Context<'_>) {
     invlpg::finish_deferred(cx);
+    enter_translated(cx, cx.vcpu.regs.fs_base);
+}
+
+fn enter_translated(cx: &mut Context<'_>, own: u64) {
     cx.vcpu.run.user_translated = 1;
     cx.vcpu.block.host_flags = cx.vcpu.regs.rflags & IN_HOST;
     (cx.vcpu.regs.interrupt_flag, cx.vcpu.regs.ac) = (IF, 0);
-    (cx.vcpu.block.bias, cx.vcpu.block.percpu) = (0, cx.vcpu.regs.fs_base);
+    (cx.vcpu.block.bias, cx.vcpu.block.percpu) = (0, own);
     cx.vcpu.run.go = go::BLOCK;
     cx.vcpu.block.jump = match find_user(cx, cx.vcpu.regs.rip) {
         0 => match verified_user(cx, cx.vcpu.regs.rip) {

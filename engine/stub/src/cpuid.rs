@@ -51,7 +51,7 @@ pub fn answer(cx: &mut Context<'_>) -> bool {
 pub fn has(cx: &Context<'_>, instruction: u16) -> bool {
     let fetch = Access { write: false, fetch: true, user: true };
     let inside = cx.vcpu.regs.rip & (PAGE - 1);
-    if cx.vcpu.run.walks != walks::FOUR_LEVELS || inside == PAGE - 1 {
+    if cx.vcpu.run.walks == walks::NONE || inside == PAGE - 1 {
         return false;
     }
     let Walk::Found(leaf) = mmu::walk(cx, cx.vcpu.regs.rip, fetch) else { return false };

@@ -5,7 +5,7 @@ use crate::{
     context::{Context, Next},
     kernel_start, lookup,
     mmu::{self, Access, Walk},
-    narrow_kernel,
+    narrow_crossing, narrow_kernel,
 };
 use core::arch::naked_asm;
 use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, STRING_BIASES, VcpuPage, go, walks};
@@ -19,7 +19,7 @@ use x86::{
 
 /// Page-fault error code: the access writes.
 pub const WRITE: u64 = pf::WRITE as u64;
-const USER: u64 = pf::USER as u64;
+pub const USER: u64 = pf::USER as u64;
 /// Page-fault error code: the access is the fetch of an instruction.
 pub const FETCH: u64 = pf::FETCH as u64;
 const PAGE_FAULT: u64 = vector::PF as u64;
@@ -196,6 +196,9 @@ pub fn of_translated_user(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<N
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). `None`, and
 /// nothing changed, if anything about it is not ordinary.
 fn deliver(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
+    if cx.vcpu.run.walks == walks::PAE {
+        return narrow_crossing::deliver_fault(cx, gva, code);
+    }
     let vcpu = &mut *cx.vcpu;
     let gate = gate(vcpu, PAGE_FAULT)?;
     let words = [
@@ -342,4 +345,10 @@ pub fn before_return(cx: &mut Context<'_>) {
 #[unsafe(naked)]
 pub extern "C" fn store_careful(address: u64, value: u64) -> u64 {
     naked_asm!("mov [rdi], rsi", "mov eax, 1", "ret")
+}
+
+/// Stores the lower half of a word in the same way.
+#[unsafe(naked)]
+pub extern "C" fn store_careful_half(address: u64, value: u64) -> u64 {
+    naked_asm!("mov [rdi], esi", "mov eax, 1", "ret")
 }

@@ -10,7 +10,7 @@ use crate::{
     context::Next,
     fault, hints, lookup,
     mmu::{Access, PAGE},
-    narrow_strings,
+    narrow_crossing, narrow_strings,
 };
 use wedge_abi::{FLEETING, LOOKUP_WRITE, Reason, go, walks};
 use x86::{
@@ -24,12 +24,15 @@ const FLAT_CODE: u64 = 0x00cf_9a00_0000_ffff;
 /// Bytes of what IRETD pops without a change of privilege: EIP, CS and EFLAGS (SDM vol. 2, IRET).
 const FRAME: u64 = 12;
 
-/// Carries out an IRETD by which a kernel returns to itself. Linux serializes the CPU by one. `None` leaves the instruction to the
+/// Carries out an IRETD. Linux serializes the CPU by one that returns to the kernel itself. `None` leaves the instruction to the
 /// monitor.
 pub fn iret(cx: &mut Context<'_>) -> Option<Next> {
     let esp = cx.vcpu.regs.gpr[RSP];
     let [rip, cs, flags] = frame(cx, esp)?;
     let flags = flags & !RF;
+    if cs & 3 == 3 {
+        return narrow_crossing::iret(cx, esp);
+    }
     let flat = cs == cx.vcpu.regs.cs && descriptor(cx.vcpu, cs) == Some(FLAT_CODE);
     let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(cx.vcpu, flags);
     let known = find(rip, flags & AC != 0);

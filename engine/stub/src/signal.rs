@@ -153,6 +153,7 @@ fn own(signal: u64, context: &mut SignalFrame) {
     let careful = [
         assist::load_careful as *const () as u64,
         fault::store_careful as *const () as u64,
+        fault::store_careful_half as *const () as u64,
         host::careful_xrstor(),
     ];
     if signal == SIGTRAP && context.flags & TF != 0 {

@@ -39,6 +39,39 @@ pub enum BlockExit {
     Tap = 12,
     /// IRETD of a 32-bit kernel's at RIP's instruction; the wedge does it unless it cannot.
     IretNarrow = 13,
+    /// A load of a data segment register by a 32-bit kernel's code, at RIP's instruction, going on at [`ExitState::next`].
+    /// [`ExitState::operand`] is the selector and a [`SegmentLoad`]. The wedge does it unless it cannot.
+    LoadSegment = 14,
+    /// SYSENTER by a 32-bit guest's program at RIP's instruction; the wedge does it unless it cannot.
+    EnterSystem = 15,
+    /// INT [`ExitState::operand`] by such a program at RIP's instruction, behind which lies [`ExitState::next`]; the wedge does it
+    /// unless it cannot.
+    SoftwareInterrupt = 16,
+    /// SYSEXIT by a 32-bit kernel at RIP's instruction; the wedge does it unless it cannot.
+    ExitSystem = 17,
+}
+
+/// Which data segment register a 32-bit kernel's code loads, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentLoad {
+    /// The register, by encoding.
+    pub register: u64,
+    /// The selector has been read from the stack, and is still there.
+    pub pops: bool,
+}
+
+impl SegmentLoad {
+    const POPS: u64 = 1 << 24;
+
+    /// As it is added to a selector.
+    pub const fn encode(self) -> u64 {
+        self.register << 16 | if self.pops { Self::POPS } else { 0 }
+    }
+
+    /// A selector, and what has been added to it.
+    pub const fn decode(word: u64) -> (u64, Self) {
+        (word & 0xffff, Self { register: word >> 16 & 7, pops: word & Self::POPS != 0 })
+    }
 }
 
 /// Why the wedge gives the monitor its turn. In [`ExitState::reason`].
@@ -121,7 +154,7 @@ impl From<&ExitState> for WedgeExit {
 
 impl BlockExit {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 17] = [
         Self::CallOut,
         Self::Miss,
         Self::InterruptWindow,
@@ -135,6 +168,10 @@ impl BlockExit {
         Self::SysretNarrow,
         Self::Tap,
         Self::IretNarrow,
+        Self::LoadSegment,
+        Self::EnterSystem,
+        Self::SoftwareInterrupt,
+        Self::ExitSystem,
     ];
 
     /// The one with a number, if there is one.
@@ -196,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_lost() {
-        for nonsense in [14, 15, 1 << 32, 1 << 63, u64::MAX] {
+        for nonsense in [18, 19, 1 << 32, 1 << 63, u64::MAX] {
             assert_eq!(said(nonsense, BlockExit::Miss as u64), WedgeExit::Lost);
             assert_eq!(said(Reason::Block as u64, nonsense), WedgeExit::Lost);
         }

@@ -237,6 +237,8 @@ pub struct Counters {
     pub returns: u64,
     /// Interrupt returns inside the kernel.
     pub kernel_returns: u64,
+    /// Data segment registers loaded for 32-bit kernels.
+    pub segments: u64,
     /// System calls from patched sites.
     pub patched_system_calls: u64,
     /// Address spaces selected.

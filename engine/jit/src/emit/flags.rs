@@ -207,8 +207,10 @@ impl Emitter<'_> {
 
 /// The interpreter or the wedge may come between the instruction before one with this rule and its end.
 fn is_interruptible(rule: Rule) -> bool {
+    // Who has come to SYSEXIT leaves by it, whether the wedge carries the instruction out or the monitor.
+    let leaves = rule == Rule::ExitSystem;
     matches!(rule, Rule::String | Rule::SetAlignment(true) | Rule::Pause)
-        || rule.is_left_to_others()
+        || rule.is_left_to_others() && !leaves
 }
 
 /// The block goes on after an instruction with this rule, so a check can follow it.

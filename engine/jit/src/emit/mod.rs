@@ -172,6 +172,10 @@ impl<'a> Emitter<'a> {
             Rule::SysretNarrow => self.leave_for(BlockExit::SysretNarrow, insn.ip()),
             Rule::Iret => self.leave_for(BlockExit::Iret, insn.ip()),
             Rule::Pause => self.pause(insn, bytes),
+            // 32-bit code's.
+            Rule::LoadSegment | Rule::EnterSystem | Rule::SoftwareInterrupt | Rule::ExitSystem => {
+                self.call_out(insn)
+            }
             Rule::CallOut => self.call_out(insn),
         }
     }

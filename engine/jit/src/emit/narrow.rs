@@ -22,7 +22,7 @@ use crate::{
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
-use wedge_abi::{BlockExit, NARROW_STRING_BIASES};
+use wedge_abi::{BlockExit, NARROW_STRING_BIASES, SegmentLoad};
 use x86::narrow::KERNEL_START;
 
 /// Scratch.
@@ -71,6 +71,10 @@ impl Emitter<'_> {
             Rule::ReadControl => self.read_control(insn),
             Rule::Iret => self.leave_for(BlockExit::IretNarrow, insn.ip()),
             Rule::InvalidatePage => self.invalidate_narrow_page(insn),
+            Rule::LoadSegment => self.load_narrow_segment(insn),
+            Rule::EnterSystem => self.exit_before(insn, BlockExit::EnterSystem),
+            Rule::ExitSystem => self.exit_before(insn, BlockExit::ExitSystem),
+            Rule::SoftwareInterrupt => self.interrupt(insn),
             Rule::Pause => self.pause(insn, bytes),
             Rule::ReadTime => self.read_time(),
             _ => self.call_out(insn),
@@ -193,6 +197,35 @@ impl Emitter<'_> {
         }
         self.asm.store(slot!(exit.operand), ADDRESS);
         self.exit_before(insn, BlockExit::InvalidatePage)
+    }
+
+    fn interrupt(&mut self, insn: &Instruction) -> Flow {
+        self.asm.store_constant(slot!(exit.operand), insn.immediate8().into());
+        self.exit_before(insn, BlockExit::SoftwareInterrupt)
+    }
+
+    /// The wedge looks the descriptor up.
+    fn load_narrow_segment(&mut self, insn: &Instruction) -> Flow {
+        let pops = insn.op_count() == 1;
+        let load = match insn.op1_kind() {
+            _ if pops => Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, narrow_stack(0)),
+            OpKind::Register => {
+                let half = Register::AX + insn.op1_register().full_register().number() as u32;
+                Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, half)
+            }
+            _ if self.ac && !on_narrow_stack(insn) => return self.call_out(insn),
+            _ => {
+                let memory = flat_operand(insn, Register::GS);
+                Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, memory)
+            }
+        };
+        if !load.is_ok_and(|load| self.asm.try_put(&load)) {
+            return self.call_out(insn);
+        }
+        let load = SegmentLoad { register: insn.op0_register().number() as u64, pops };
+        self.asm.lea(ADDRESS, MemoryOperand::with_base_displ(ADDRESS, load.encode() as i64));
+        self.asm.store(slot!(exit.operand), ADDRESS);
+        self.exit_before(insn, BlockExit::LoadSegment)
     }
 
     fn push_narrow(&mut self, insn: &Instruction) -> Flow {

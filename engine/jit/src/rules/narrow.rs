@@ -16,7 +16,14 @@ fn is_users(rule: Rule) -> bool {
     use Rule::*;
     !matches!(
         rule,
-        SetInterrupts(_) | SetAlignment(_) | PopFlags | ReadControl | InvalidatePage | Iret
+        SetInterrupts(_)
+            | SetAlignment(_)
+            | PopFlags
+            | ReadControl
+            | InvalidatePage
+            | Iret
+            | LoadSegment
+            | ExitSystem
     )
 }
 
@@ -43,6 +50,11 @@ fn of_code(insn: &Instruction, level: Level) -> Rule {
         Code::Jmp_rm32 if is_reached(insn, level) => JumpIndirect,
         Code::Retnd | Code::Retnd_imm16 => Return,
         Code::Iretd => Iret,
+        Code::Sysenter if level == Level::User => EnterSystem,
+        Code::Int_imm8 if level == Level::User => SoftwareInterrupt,
+        Code::Sysexitd => ExitSystem,
+        Code::Popd_DS | Code::Popd_ES | Code::Popd_FS | Code::Popd_GS => LoadSegment,
+        Code::Mov_Sreg_rm16 | Code::Mov_Sreg_r32m16 if loads_data_segment(insn) => LoadSegment,
         Code::Invlpg_m if is_flat(insn) => InvalidatePage,
         _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch32 => Conditional,
         _ => match insn.flow_control() {
@@ -51,6 +63,13 @@ fn of_code(insn: &Instruction, level: Level) -> Rule {
             _ => CallOut,
         },
     }
+}
+
+/// From a register, or from memory in a flat segment, into DS, ES, FS or GS.
+fn loads_data_segment(insn: &Instruction) -> bool {
+    use Register::{CS, DS, ES, FS, GS};
+    let based = [CS, FS, GS].contains(&insn.memory_segment()) && insn.op1_kind() == OpKind::Memory;
+    matches!(insn.op0_register(), DS | ES | FS | GS) && !based
 }
 
 /// By 32-bit pointers, and from no segment of its own.
@@ -127,6 +146,11 @@ mod tests {
             (&[0x0f, 0x01, 0xcb], Rule::SetAlignment(true)), // stac
             (&[0x0f, 0x20, 0xd0], Rule::ReadControl),        // mov eax, cr2
             (&[0x8c, 0xd8], Rule::ReadSelector),             // mov eax, ds
+            (&[0x8e, 0xd8], Rule::LoadSegment),              // mov ds, eax
+            (&[0x66, 0x8e, 0x60, 1], Rule::LoadSegment),     // mov fs, [eax + 1]
+            (&[0x1f], Rule::LoadSegment),                    // pop ds
+            (&[0x0f, 0x35], Rule::ExitSystem),               // sysexit
+            (&[0x0f, 0xa9], Rule::LoadSegment),              // pop gs
             (&[0xcf], Rule::Iret),                           // iretd
             (&[0x0f, 0x01, 0x38], Rule::InvalidatePage),     // invlpg [eax]
         ] {
@@ -144,7 +168,9 @@ mod tests {
             &[0x62, 0x00],             // bound eax, [eax]
             &[0xe3, 0],                // jecxz
             &[0xe2, 0],                // loop
-            &[0x8e, 0xd8],             // mov ds, eax
+            &[0x8e, 0xd0],             // mov ss, eax
+            &[0x64, 0x8e, 0x18],       // mov ds, fs:[eax]
+            &[0x17],                   // pop ss
             &[0x65, 0xa1, 0, 0, 0, 0], // mov eax, gs:[0], which is the thread's
             &[0x66, 0x50],             // push ax
             &[0x67, 0xa5],             // movsd by 16-bit pointers
@@ -165,9 +191,12 @@ mod tests {
     fn programs_may_do_less_and_have_another_segment_of_their_own() {
         assert_eq!(rule_of(&[0x65, 0xa1, 0, 0, 0, 0], Level::User), Rule::PerCpu);
         assert_eq!(rule_of(&[0x64, 0xa1, 0, 0, 0, 0], Level::User), Rule::CallOut);
+        assert_eq!(rule_of(&[0xcd, 0x80], Level::User), Rule::SoftwareInterrupt);
+        assert_eq!(rule_of(&[0x0f, 0x34], Level::User), Rule::EnterSystem);
+        assert_eq!(rule_of(&[0x0f, 0x35], Level::User), Rule::CallOut);
         assert_eq!(rule_of(&[0x9c], Level::User), Rule::PushFlags);
         assert_eq!(rule_of(&[0xf3, 0x90], Level::User), Rule::Copy);
-        for bytes in [&[0xfa][..], &[0x9d], &[0x0f, 0x01, 0xcb], &[0x0f, 0x20, 0xd0]] {
+        for bytes in [&[0xfa][..], &[0x9d], &[0x0f, 0x01, 0xcb], &[0x0f, 0x20, 0xd0], &[0x1f]] {
             assert_eq!(rule_of(bytes, Level::User), Rule::CallOut, "{bytes:x?}");
         }
     }

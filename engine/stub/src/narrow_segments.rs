@@ -1,0 +1,155 @@
+//! Segments of 32-bit guests: what the guest's descriptor tables say of them, as far as translated code can have it.
+//!
+//! Translated code takes DS, ES and SS for flat, and knows the base of the segment that finds what a CPU, or a thread, has of its own. A
+//! load that would make anything else of them is the monitor's. It finds the descriptors of selectors that are new to it in the
+//! guest's tables (`fast/src/state.rs`), and the bases in the vCPU page.
+
+use crate::{
+    Context,
+    assist::{go_on_behind, kernel_word},
+    blocks::find,
+};
+use wedge_abi::{NOWHERE, SegmentLoad, VcpuPage, walks};
+use x86::{
+    flags::AC,
+    reg::RSP,
+    seg::{DS, ES, FS, GS},
+};
+
+/// In a selector: of the LDT. And the privilege level that is asked for.
+const LOCAL: u64 = 4;
+const RPL: u64 = 3;
+/// Of a descriptor: the limit, present, of code or data, and the bits of the type: code, expands down, may be written, accessed (SDM 3.4.5).
+const LIMIT: u64 = 0x000f_0000_0000_ffff;
+const PAGES: u64 = 1 << 55;
+const BIG: u64 = 1 << 54;
+const PRESENT: u64 = 1 << 47;
+const PLAIN: u64 = 1 << 44;
+const CODE: u64 = 1 << 43;
+const DOWN: u64 = 1 << 42;
+const WRITES: u64 = 1 << 41;
+const ACCESSED: u64 = 1 << 40;
+/// All 4 GiB, to be read and written, as data; or read, as code.
+const WHOLE: u64 = LIMIT | PAGES | PRESENT | PLAIN | WRITES | ACCESSED;
+const OF_TYPE: u64 = WHOLE | CODE | DOWN;
+
+/// A descriptor of a guest's GDT.
+#[derive(Clone, Copy)]
+pub struct Descriptor(u64);
+
+impl Descriptor {
+    /// The descriptor of a selector. `None` if there is none, it is of the LDT, or the GDT is not mapped: the exit's detail says what is missing.
+    pub fn of(vcpu: &mut VcpuPage, selector: u64) -> Option<Self> {
+        let index = selector & 0xfff8;
+        if selector & LOCAL != 0 || index == 0 || index + 7 > vcpu.system.gdt_limit {
+            return None;
+        }
+        kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index)).map(Self)
+    }
+
+    fn level(self) -> u64 {
+        self.0 >> 45 & 3
+    }
+
+    pub fn base(self) -> u64 {
+        self.0 >> 16 & 0xff_ffff | self.0 >> 32 & 0xff00_0000
+    }
+
+    /// Data, all 4 GiB from the base on, to be read and written by code of this level with this selector.
+    pub fn is_whole_data(self, selector: u64, level: u64) -> bool {
+        self.0 & OF_TYPE == WHOLE && self.level() >= level.max(selector & RPL)
+    }
+
+    /// The same, from address zero on.
+    pub fn is_flat_data(self, selector: u64, level: u64) -> bool {
+        self.is_whole_data(selector, level) && self.base() == 0
+    }
+
+    /// Stack of exactly this level.
+    pub fn is_flat_stack(self, selector: u64, level: u64) -> bool {
+        self.is_flat_data(selector, level)
+            && self.0 & BIG != 0
+            && [self.level(), selector & RPL] == [level; 2]
+    }
+
+    /// 32-bit code of exactly this level, flat and not conforming.
+    pub fn is_flat_code(self, selector: u64, level: u64) -> bool {
+        self.0 & OF_TYPE == WHOLE | CODE
+            && self.0 & BIG != 0
+            && self.base() == 0
+            && [self.level(), selector & RPL] == [level; 2]
+    }
+}
+
+/// The selector is of no segment.
+pub fn is_null(selector: u64) -> bool {
+    selector & 0xfffc == 0
+}
+
+/// Loads a data segment register as the exit says. False leaves that to the monitor, with nothing changed.
+pub fn load(cx: &mut Context<'_>) -> bool {
+    let vcpu = &mut *cx.vcpu;
+    let (selector, SegmentLoad { register, pops }) = SegmentLoad::decode(vcpu.exit.operand);
+    let next = find(vcpu.exit.next, vcpu.regs.ac & AC != 0);
+    let may = vcpu.run.walks == walks::PAE && vcpu.regs.cpl == 0 && next != 0;
+    if !may || !set(vcpu, register as usize, selector) {
+        return false;
+    }
+    if pops {
+        vcpu.regs.gpr[RSP] = (vcpu.regs.gpr[RSP] + 4) & u64::from(u32::MAX);
+    }
+    vcpu.counters.segments += 1;
+    go_on_behind(vcpu, next)
+}
+
+/// Sets a data segment register for kernel code, if translated code can have the segment.
+fn set(vcpu: &mut VcpuPage, register: usize, selector: u64) -> bool {
+    let descriptor = if is_null(selector) { None } else { Descriptor::of(vcpu, selector) };
+    if descriptor.is_none() && !is_null(selector) {
+        return false;
+    }
+    let is_flat = descriptor.is_some_and(|found| found.is_flat_data(selector, 0));
+    let is_whole = descriptor.is_none_or(|found| found.is_whole_data(selector, 0));
+    let base = descriptor.map_or(0, Descriptor::base);
+    match register {
+        DS if is_flat => vcpu.regs.ds = selector,
+        ES if is_flat => vcpu.regs.es = selector,
+        FS if is_whole => {
+            (vcpu.regs.fs, vcpu.regs.fs_base) = (selector, base);
+            vcpu.block.percpu = if descriptor.is_some() { base } else { NOWHERE };
+        }
+        GS if is_whole => (vcpu.regs.gs, vcpu.regs.gs_base) = (selector, base),
+        _ => return false,
+    }
+    true
+}
+
+/// A program can have the data segments that are loaded now: a return to the program clears none of them, and translated code can run with them.
+/// The base of the segment for what the thread has of its own ([`wedge_abi::BlockState::percpu`]); `None` if the monitor is needed.
+pub fn of_program(vcpu: &mut VcpuPage) -> Option<u64> {
+    const PROGRAM: u64 = 3;
+    for selector in [vcpu.regs.ds, vcpu.regs.es] {
+        Descriptor::of(vcpu, selector).filter(|found| found.is_flat_data(selector, PROGRAM))?;
+    }
+    if !is_null(vcpu.regs.fs) {
+        let selector = vcpu.regs.fs;
+        Descriptor::of(vcpu, selector).filter(|found| found.is_whole_data(selector, PROGRAM))?;
+    }
+    let (selector, base) = (vcpu.regs.gs, vcpu.regs.gs_base);
+    if is_null(selector) {
+        return Some(NOWHERE);
+    }
+    let found = Descriptor::of(vcpu, selector)?;
+    (found.is_whole_data(selector, PROGRAM) && found.base() == base).then_some(base)
+}
+
+/// The base of the segment by which kernel code that a program has been left for finds what its CPU has of its own, until the kernel loads another.
+/// `None` if the monitor is needed.
+pub fn own_of_kernel(vcpu: &mut VcpuPage) -> Option<u64> {
+    let (selector, base) = (vcpu.regs.fs, vcpu.regs.fs_base);
+    if is_null(selector) {
+        return Some(NOWHERE);
+    }
+    let found = Descriptor::of(vcpu, selector)?;
+    (found.is_whole_data(selector, 0) && found.base() == base).then_some(base)
+}
