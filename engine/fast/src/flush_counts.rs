@@ -7,7 +7,7 @@
 //! Another kernel may come to run, by kexec, and its count is elsewhere. Each begins without process-context identifiers, so a vCPU
 //! without them means that nobody knows any more where the count is.
 
-use crate::slots::{Selection, root};
+use crate::slots::Selection;
 use ram::Ram;
 use std::{
     sync::{
@@ -46,7 +46,7 @@ impl RunningKernel {
 
     fn of(vcpu: &Vcpu, mut ram: &Ram) -> Self {
         let roots = Roots::from(vcpu);
-        let image = WalkMemory::read_u64(&mut ram, root(roots) + Self::IMAGE * 8);
+        let image = WalkMemory::read_u64(&mut ram, roots.top() + Self::IMAGE * 8);
         Self { roots, image, entry: vcpu.lstar }
     }
 }
@@ -137,7 +137,7 @@ impl FlushCounts {
         word: impl Fn(u64) -> Option<u64>,
     ) -> Option<SpaceVersion> {
         let bases = [vcpu.seg[x86::seg::GS].base, vcpu.kernel_gs_base];
-        let space = (selected.pcid, root(selected.roots));
+        let space = (selected.pcid, selected.roots.top());
         let in_kernel = vcpu.cpl() == 0;
         in_kernel.then(|| SpaceVersion::read(space, self.offset(), bases, word)).flatten()
     }

@@ -422,3 +422,39 @@ fn a_page_that_is_not_global_goes_with_its_space() {
         assert_eq!(fast.vcpu().gpr[reg::RDX], ROUNDS / 2 * 3, "1 and 2 in turns");
     }
 }
+
+/// More than is interpreted behind a call-out.
+fn pass(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    (0..200).try_for_each(|_| a.nop())
+}
+
+/// What is dropped in one address space is dropped in the others, mapped or looked up.
+#[test]
+fn a_page_is_dropped_in_all_spaces() {
+    const OTHER: u64 = ROOT + 0x20;
+    let ram = ram(LARGE);
+    let code = in_window(|a| {
+        a.add(edx, dword_ptr(esi))?;
+        a.mov(cr3, edi)?;
+        pass(a)?;
+        a.add(edx, dword_ptr(esi))?;
+        a.xor(ebx, (FRAMES[0] ^ FRAMES[1]) as u32)?;
+        a.mov(dword_ptr(entry()[0]), ebx)?;
+        a.invlpg(byte_ptr(WINDOW))?;
+        a.add(edx, dword_ptr(esi))?;
+        a.mov(eax, ROOT as u32)?;
+        a.mov(cr3, eax)?;
+        pass(a)?;
+        a.add(edx, dword_ptr(esi))
+    });
+    for maps in [true, false] {
+        let mut fast = machine(&ram, &code);
+        ram.store64(OTHER + 3 * 8, TABLES.1 | P);
+        fast.modes.options.map_fleeting = maps;
+        fast.cpu.vcpu.gpr[reg::RDX] = 0;
+        run(&mut fast, [WINDOW, OTHER, FRAMES[0] | ACCESSED]);
+        assert_eq!(fast.vcpu().gpr[reg::RDX], 6 * ROUNDS, "mapped: {maps}");
+        assert_eq!(fast.slots.processes().len(), 2, "a process for each space");
+        assert!(fast.pages.vcpu_page().counters.invalidations > ROUNDS, "by wedges");
+    }
+}

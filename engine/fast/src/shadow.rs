@@ -42,7 +42,7 @@ use ram::Ram;
 use std::time::{Duration, Instant};
 use wedge::{Error, MapReport, Wedge};
 use wedge_abi::{Base, SpaceVersion, TextPage};
-use x86::paging::{self, Roots};
+use x86::paging::Roots;
 pub use youth::Role;
 use youth::{PageUse, Youth};
 
@@ -100,6 +100,8 @@ pub struct Space<W = Wedge> {
     pub pcid: Option<u64>,
     /// GPA of the top page table that guest code ran with here last.
     pub root: u64,
+    /// How many of its entries are for programs.
+    entries_of_programs: usize,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
     /// Pages (GVA) whose translations the wedge has dropped by itself, and nobody has asked for yet.
@@ -124,6 +126,7 @@ impl<W: Process> Space<W> {
             mapper: Mapper::new(wedge, base),
             pcid: Some(pcid),
             root: 0,
+            entries_of_programs: 0,
             given_up: 0,
             invalidated: Vec::new(),
             code: CodePages::new(shared),
@@ -184,7 +187,7 @@ impl<W: Process> Space<W> {
     /// The process with these page tables runs here from now on: begins its youth if the process is new.
     pub(crate) fn look_for_youth(&mut self, ram: &Ram, roots: Roots) {
         let is_new = self.look_for_successor(ram, roots);
-        if !is_new && self.root != roots.cr3 & paging::ADDRESS {
+        if !is_new && self.root != roots.top() {
             self.youth.end();
         }
     }
@@ -193,16 +196,22 @@ impl<W: Process> Space<W> {
     /// the page table and the identifier of one that has ended, and so the slot.
     pub(crate) fn look_for_successor(&mut self, ram: &Ram, roots: Roots) -> bool {
         // Most processes are known. A few pages that are mapped here tell so sooner than all page tables do.
-        if self.root == roots.cr3 & paging::ADDRESS && self.has_run(ram, roots) {
+        if !roots.long_mode() || self.root == roots.top() && self.has_run(ram, roots) {
             return false;
         }
-        let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
+        let pages = PageUse::of(ram, roots.top());
         let child = pages.are_newborn();
         let is_new = child || pages.are_few();
         if is_new {
             self.youth.begin(child);
         }
         is_new
+    }
+
+    /// Guest code is about to run here with these page tables.
+    pub(crate) fn set_root(&mut self, roots: Roots) {
+        self.root = roots.top();
+        self.entries_of_programs = roots.entries_of_programs();
     }
 
     /// Guest code may go on here whenever a wedge selects this space.
@@ -316,6 +325,11 @@ impl<W: Process> Space<W> {
     /// Drops the mapping of one page.
     pub fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
         self.mapper.drop_page(gva)
+    }
+
+    /// Drops a page of the kernel's (GVA) that has been dropped in another space, if anything is mapped there.
+    pub fn drop_if_shown(&mut self, gva: u64) -> Result<(), Error> {
+        self.mapper.drop_if_shown(gva)
     }
 
     /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it

@@ -36,7 +36,7 @@ use wedge::{Error, Move, Pages, Wedge};
 use wedge_abi::{Base, Claim, SITES, SITES_LEN, SpaceVersion};
 use x86::{
     narrow::wide,
-    paging::{self, Access, Roots},
+    paging::{Access, Roots},
 };
 use x86_interp::{Flush, Record};
 
@@ -73,11 +73,6 @@ impl Selection {
     pub const fn uncounted(pcid: u64, roots: Roots) -> Self {
         Self { pcid, roots, version: None }
     }
-}
-
-/// GPA of the top page table.
-pub(crate) fn root(roots: Roots) -> u64 {
-    roots.cr3 & paging::ADDRESS
 }
 
 /// The slots.
@@ -246,8 +241,8 @@ impl<W: Process> Slots<W> {
     /// over with nothing mapped.
     pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
         let current = self.spaces.last_mut().ok_or(Error::NoSpace)?;
-        current.root = root(roots);
-        current.attend_to_sites(&self.ram, roots, self.low.has(root(roots)))?;
+        current.set_root(roots);
+        current.attend_to_sites(&self.ram, roots, self.low.has(roots.top()))?;
         self.publish(passing);
         let done = self.current()?.run()?;
         let moved = passing && self.current()?.wedge().take_moved();
@@ -344,7 +339,7 @@ impl<W: Process> Slots<W> {
         let current = self.spaces.len().saturating_sub(1);
         for space in self.parked.iter_mut().chain(self.spaces.iter_mut().take(current)) {
             // What cannot be unmapped has failed for good, which shows when it runs next.
-            let _ = space.drop_page(gva);
+            let _ = space.drop_if_shown(gva);
         }
     }
 
@@ -381,7 +376,7 @@ impl<W: Process> Slots<W> {
                 None => self.evict(roots),
             },
         };
-        if pcid != 0 && space.root == root(roots) {
+        if pcid != 0 && space.root == roots.top() {
             self.counts.note_switch();
         }
         space.pcid = Some(pcid);
@@ -410,7 +405,7 @@ impl<W: Process> Slots<W> {
     /// Takes a slot from another process, and remembers that process if it has not ended.
     fn evict(&mut self, roots: Roots) -> Box<Space<W>> {
         let space = self.take_from_another(roots);
-        if space.root != root(roots) && !space.is_left_behind(&self.ram) {
+        if space.root != roots.top() && !space.is_left_behind(&self.ram) {
             self.evicted.note(space.root);
         }
         space
@@ -436,7 +431,7 @@ impl<W: Process> Slots<W> {
     /// with this page table and its pages. Second, for a new child, is a slot of the same program whose process has ended.
     /// Last is the slot with this page table, even if another process has the table by now.
     fn parked_for(&self, roots: Roots) -> Option<usize> {
-        let own = self.parked.iter().position(|space| space.root == root(roots));
+        let own = self.parked.iter().position(|space| space.root == roots.top());
         own.filter(|at| self.parked[*at].fits(&self.ram, roots))
             .or_else(|| self.parked_for_newborn(roots, |space| space.is_left_behind(&self.ram)))
             .or(own)
@@ -464,7 +459,7 @@ impl<W: Process> Slots<W> {
         roots: Roots,
         pages: &Pages,
     ) -> Result<Option<Box<Space<W>>>, Error> {
-        self.evicted.come_back(root(roots));
+        self.evicted.come_back(roots.top());
         let there = self.spaces.len() + self.parked.len();
         if there >= self.evicted.most() {
             return Ok(None);
@@ -509,7 +504,7 @@ impl<W: Process> Slots<W> {
     }
 
     fn flush(&mut self, flush: Flush, roots: Roots, current: u64) {
-        let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == root(roots);
+        let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == roots.top();
         self.published = None;
         let flush = match flush {
             Flush::Page { pcid, linear } if !roots.long_mode() => {

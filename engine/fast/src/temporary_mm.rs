@@ -8,7 +8,7 @@
 //!
 //! Interpreting is always right; only how long is a matter of taste.
 
-use x86::{Activity, Vcpu, flags, paging::ADDRESS};
+use x86::{Activity, Vcpu, flags, paging::Roots};
 
 /// Instructions interpreted in one visit at the most: two pages are filled in some 1,300.
 pub const VISIT: usize = 4000;
@@ -26,12 +26,12 @@ pub struct TemporaryMm(Option<u64>);
 impl TemporaryMm {
     /// Kernel code has accessed something in the user's half of this space, and not as the user's.
     pub fn note(&mut self, vcpu: &Vcpu) {
-        self.0 = Some(vcpu.cr3 & ADDRESS);
+        self.0 = Some(Roots::from(vcpu).top());
     }
 
     /// The guest is in the temporary space and can take no interrupts: what comes next is interpreted, too.
     pub fn goes_on(&self, vcpu: &Vcpu) -> bool {
-        is_undisturbed(vcpu) && self.0 == Some(vcpu.cr3 & ADDRESS)
+        is_undisturbed(vcpu) && self.0 == Some(Roots::from(vcpu).top())
     }
 
     /// A visit has taken too long: the space is none that is entered for a moment.

@@ -213,6 +213,11 @@ impl Lookups {
         }
         let mut page = first;
         while page < end {
+            let (chunk, within) = (lookup_slot(page) / CHUNK, lookup_slot(page) % CHUNK);
+            if !has_bit(&self.used, chunk / 64, chunk as u32 % 64) {
+                page += (CHUNK - within) as u64 * PAGE;
+                continue;
+            }
             let entry = self.entries.get(lookup_slot(page));
             if let Some(entry) = entry.filter(|entry| entry.get().is_of(page)) {
                 entry.clear();
@@ -472,5 +477,14 @@ mod tests {
         table.set(page(5), HVA, true, false);
         table.clear();
         assert!(table.is_empty() && table.get(page(5)).is_none());
+        // Of many pages few have entries.
+        for n in [0, 63, 64, 500, 511] {
+            table.set(page(n), HVA, true, true);
+        }
+        table.forget(page(64), PAGE);
+        let large = page(64) & !(LARGE - 1)..(page(64) & !(LARGE - 1)) + LARGE;
+        for n in [0, 63, 64, 500, 511] {
+            assert_eq!(table.get(page(n)).is_some(), !large.contains(&page(n)), "{n}");
+        }
     }
 }

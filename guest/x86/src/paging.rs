@@ -78,6 +78,25 @@ impl Roots {
     pub const fn long_mode(&self) -> bool {
         self.efer & efer::LMA != 0
     }
+
+    /// GPA of the top page table. With PAE paging the table has 32 bytes, and several may lie in a page (SDM 4.4.1).
+    pub const fn top(&self) -> u64 {
+        match self.has_narrow_top() {
+            true => self.cr3 & 0xffff_ffe0,
+            false => self.cr3 & ADDRESS,
+        }
+    }
+
+    /// Entries of the top page table, from the first on, for the memory of programs, as kernels have it: for the lower half, or all
+    /// but the last GiB.
+    pub const fn entries_of_programs(&self) -> usize {
+        if self.has_narrow_top() { 3 } else { 256 }
+    }
+
+    /// The page tables are PAE's.
+    const fn has_narrow_top(&self) -> bool {
+        self.cr4 & cr4::PAE != 0 && !self.long_mode()
+    }
 }
 
 impl From<&Vcpu> for Roots {
@@ -268,7 +287,7 @@ impl Descent {
 
     /// The CPU caches these entries; re-reading them is allowed.
     fn below_pdpte(memory: &mut impl WalkMemory, roots: Roots, gva: u64) -> Option<Self> {
-        let pdpte = memory.read_u64((roots.cr3 & 0xffff_ffe0) + ((gva >> 30) & 3) * 8);
+        let pdpte = memory.read_u64(roots.top() + ((gva >> 30) & 3) * 8);
         (pdpte & P != 0).then_some(Self::pdpte(pdpte))
     }
 

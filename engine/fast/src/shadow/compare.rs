@@ -21,7 +21,7 @@
 use super::{
     COUNTS, Pressure, Space,
     revalidation::{Revalidation, SAMPLE},
-    youth::{FEW, USER_ENTRIES},
+    youth::FEW,
 };
 use crate::process::Process;
 use ram::Ram;
@@ -69,7 +69,7 @@ impl<W: Process> Space<W> {
             // Another of the same program shares its text with this one, and may share more.
             (present, _) if present >= SAMPLE.1 => Owner::Same,
             // The page of the top table may have come to be another's.
-            (present, _) if present != 0 && self.root == roots.cr3 & paging::ADDRESS => Owner::Same,
+            (present, _) if present != 0 && self.root == roots.top() => Owner::Same,
             _ => Owner::Other,
         };
         if owner != Owner::Same {
@@ -138,7 +138,7 @@ impl<W: Process> Space<W> {
     /// is not recognized once another process uses the page of that table.
     pub fn is_left_behind(&self, ram: &Ram) -> bool {
         let mut memory = ram;
-        (0..USER_ENTRIES as u64)
+        (0..self.entries_of_programs as u64)
             .all(|entry| memory.read_u64(self.root + entry * 8) & paging::P == 0)
     }
 

@@ -144,12 +144,23 @@ impl<W: Process> Mapper<W> {
         self.unmap_range(start, len)
     }
 
+    /// Drops a page of the kernel's (GVA) that has been dropped in another process, if anything is mapped there.
+    pub(super) fn drop_if_shown(&mut self, gva: u64) -> Result<(), Error> {
+        self.forget_look_up(gva);
+        let shows = self.hva(gva).is_some_and(|hva| self.mappings.shows_kernel(hva));
+        if shows { self.drop_page(gva) } else { Ok(()) }
+    }
+
+    fn forget_look_up(&mut self, gva: u64) {
+        // A 32-bit kernel's pages are looked up by their addresses of 32 bits.
+        let sought = if gva >= wide(KERNEL_START) { gva & u64::from(u32::MAX) } else { gva };
+        self.wedge.forget_lookups(sought & !(PAGE - 1), PAGE);
+    }
+
     /// Drops the mapping of one page.
     pub(super) fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
         let gva = gva & !(PAGE - 1);
-        // A 32-bit kernel's pages are looked up by their addresses of 32 bits.
-        let sought = if gva >= wide(KERNEL_START) { gva & u64::from(u32::MAX) } else { gva };
-        self.wedge.forget_lookups(sought, PAGE);
+        self.forget_look_up(gva);
         let Some(hva) = self.hva(gva).filter(|_| self.mappings.made() != 0) else {
             return Ok(());
         };

@@ -12,7 +12,7 @@ mod reports;
 mod user;
 
 use super::{
-    EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE,
+    EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, LARGE_PAGES, PAGE, Place, READ, WRITE,
     local::Locals,
     near::NearSites,
     part,
@@ -139,6 +139,14 @@ impl Mappings {
     pub(super) fn executed(&self, hva: u64) -> Option<u64> {
         let (offset, rights) = self.user.get(&hva)?;
         (rights & EXECUTE != 0).then_some(*offset)
+    }
+
+    /// Something of the kernel's is mapped at the page of an HVA, or in pieces around it.
+    pub(super) fn shows_kernel(&self, hva: u64) -> bool {
+        let is_part = |bits: &u32| self.parts.contains(&part(hva, *bits));
+        self.kernel.contains_key(&(hva & !(PAGE - 1)))
+            || self.large_at(hva).is_some()
+            || LARGE_PAGES.iter().any(is_part)
     }
 
     /// The large mapping around an HVA.

@@ -10,6 +10,8 @@ use x86_interp::GuestRam;
 /// Where each process has its memory (GVA), and how many pages.
 const MEMORY: u64 = 0x7fff_0000_0000;
 const COUNT: u64 = 8;
+/// So for a 32-bit kernel.
+const NARROW_MEMORY: u64 = 0x0804_8000;
 /// The identifier that one process after another has.
 const PCID: u64 = 1;
 
@@ -49,14 +51,27 @@ impl Guest {
         roots
     }
 
+    /// The page tables of a 32-bit kernel's process, which has accessed its memory. The top tables of all lie in one page.
+    fn narrow_process(&self, number: u64) -> Roots {
+        let [top, directory] = [0x10_0000 + number * 32, 0x20_0000 + number * 2 * PAGE];
+        self.ram.store64(top + (NARROW_MEMORY >> 30) * 8, directory | P);
+        let table = directory + PAGE;
+        self.ram.store64(directory + (NARROW_MEMORY >> 21 & 0x1ff) * 8, table | P | RW | US | A);
+        for page in 0..COUNT {
+            let entry = table + ((NARROW_MEMORY >> 12 & 0x1ff) + page) * 8;
+            self.ram.store64(entry, (page * PAGE) | P | US | NX | A);
+        }
+        Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: efer::NXE }
+    }
+
     /// Where a page of a process's memory has its entry.
     fn entry(roots: Roots, page: u64) -> u64 {
-        root(roots) + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8
+        roots.top() + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8
     }
 
     /// Ends a process: clears the user entries of the process's top page table, as Linux does.
     fn ends(&self, roots: Roots) {
-        self.ram.store64(root(roots) + (MEMORY >> 39 & 0x1ff) * 8, 0);
+        self.ram.store64(roots.top() + (MEMORY >> 39 & 0x1ff) * 8, 0);
     }
 
     /// The guest switches to a process, under the identifier that the last one had; returns whether what it had mapped
@@ -86,8 +101,9 @@ impl Guest {
         self.loads(roots, version).expect("a slot");
         let space = self.slots.current().expect("a slot");
         let there = space.entries() >= COUNT as usize;
+        let memory = if roots.long_mode() { MEMORY } else { NARROW_MEMORY };
         let mapped = |page| {
-            let (start, offset) = (MEMORY + page * PAGE, page * PAGE);
+            let (start, offset) = (memory + page * PAGE, page * PAGE);
             let (rights, owner, piece) = (Rights::READ, Owner::User, false);
             MapReport::Mapped { start, len: PAGE, offset, rights, owner, piece }
         };
@@ -99,7 +115,7 @@ impl Guest {
 
 /// The version of a process's memory from which so much was taken back.
 fn version(roots: Roots, flushes: u64) -> SpaceVersion {
-    SpaceVersion { root: root(roots), owner: roots.cr3, flushes }
+    SpaceVersion { root: roots.top(), owner: roots.cr3, flushes }
 }
 
 /// More processes than there are slots at first take turns: after some rounds each finds what it had.
@@ -243,7 +259,7 @@ fn a_program_with_the_page_table_and_the_identifier_of_another_is_new() {
         space.looks_up(Scattered::Map, 0, |_| Some(true))
     };
     assert!(!is_young(&mut guest) && !is_young(&mut guest), "it has many pages");
-    let stack = root(roots) + 3 * PAGE + (MEMORY >> 12) % 512 * 8;
+    let stack = roots.top() + 3 * PAGE + (MEMORY >> 12) % 512 * 8;
     (1..COUNT).for_each(|page| guest.ram.store64(stack + page * 8, 0));
     assert!(is_young(&mut guest), "it has one page");
 }
@@ -277,7 +293,7 @@ impl Guest {
 
     /// The slot of a process.
     fn slot(&self, roots: Roots) -> &Space<Listener> {
-        self.slots.each().find(|space| space.root == root(roots)).expect("a slot")
+        self.slots.each().find(|space| space.root == roots.top()).expect("a slot")
     }
 }
 
@@ -332,7 +348,7 @@ fn wedges_can_go_on_in_slots_that_are_up_to_date() {
     let published = |guest: &Guest, roots| guest.slot(roots).wedge().version.get();
     assert_eq!(published(&guest, one), Some(version(one, 7)));
     assert_eq!(published(&guest, other), Some(version(other, 9)));
-    guest.slots.hold_back(FxHashSet::from_iter([root(one)]));
+    guest.slots.hold_back(FxHashSet::from_iter([one.top()]));
     guest.slots.run(true, other).expect("it runs");
     assert_eq!(published(&guest, one), None, "held back");
     guest.slots.hold_back(FxHashSet::default());
@@ -357,7 +373,7 @@ fn an_identifier_is_where_wedges_have_moved_it() {
         let running = guest.slots.current().expect("a slot");
         running.wedge().moved.set(true);
         let root = running.root;
-        let roots = [one, other, third].into_iter().find(|roots| super::root(*roots) == root);
+        let roots = [one, other, third].into_iter().find(|roots| roots.top() == root);
         guest.slots.run(true, roots.expect("one of them")).expect("it runs");
         [one, other, third].map(|roots| guest.slot(roots).pcid)
     };
@@ -383,4 +399,24 @@ fn a_wrong_count_is_found_out() {
     check(&mut guest).expect("a kernel counts a little later than it takes back");
     std::thread::sleep(Duration::from_millis(1_100));
     assert!(matches!(check(&mut guest), Err(Error::Miscounted(page)) if page == MEMORY + 3 * PAGE));
+}
+
+/// Several top page tables of a 32-bit kernel lie in one page. Each process finds what it had all the same, and one that has ended is known.
+#[test]
+fn processes_of_a_32_bit_kernel_have_slots_of_their_own() {
+    let mut guest = Guest::new();
+    let processes = [0, 1, 2].map(|number| guest.narrow_process(number));
+    processes.iter().for_each(|roots| {
+        guest.runs(*roots);
+    });
+    assert!(processes.iter().all(|roots| guest.runs(*roots)));
+    let ended = |guest: &Guest| {
+        processes.map(|roots| {
+            let of_it = guest.slots.each().find(|space| space.root == roots.top());
+            of_it.expect("a slot").is_left_behind(&guest.ram)
+        })
+    };
+    assert_eq!(ended(&guest), [false; 3]);
+    (0..3).for_each(|entry| guest.ram.store64(processes[1].top() + entry * 8, 0));
+    assert_eq!(ended(&guest), [false, true, false]);
 }

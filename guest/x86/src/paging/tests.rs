@@ -127,3 +127,12 @@ fn a_table_says_what_the_levels_above_it_allow() {
     assert_eq!(table([all, all, all ^ PS ^ 0x3000, 0]), None, "a large page");
     assert_eq!(table([all, P | RW | US, all, 0]), None, "not used");
 }
+
+#[test]
+fn top_tables_of_pae_have_32_bytes() {
+    let of = |cr4, efer| Roots { cr3: 0x1_2345_6fff, cr4, efer, ..Roots::default() };
+    let (pae, four) = (of(cr4::PAE, 0), of(cr4::PAE, efer::LMA));
+    assert_eq!((pae.top(), pae.entries_of_programs()), (0x2345_6fe0, 3));
+    assert_eq!((four.top(), four.entries_of_programs()), (0x1_2345_6000, 256));
+    assert_eq!(of(0, 0).top(), 0x1_2345_6000);
+}
