@@ -369,6 +369,28 @@ fn what_is_looked_up_is_protected() {
     assert_eq!(FRAMES.map(|frame| ram.load64(frame + 8)), [5; 2]);
 }
 
+/// A fault behind a look-up that has missed is taken for what it is.
+#[test]
+fn an_access_to_nothing_faults_behind_a_look_up() {
+    let ram = ram(LARGE);
+    let code = in_window(|a| {
+        a.mov(esi, edi)?;
+        a.cmp(ebp, 1)?;
+        a.cmove(esi, ecx)?;
+        a.mov(al, byte_ptr(WINDOW))?;
+        a.lodsd()
+    });
+    for (nothing, end) in
+        [(WINDOW + 2 * PAGE, Exit::Shutdown), (PAGE, Exit::Shutdown), (CODE.0, Exit::Halted)]
+    {
+        let mut fast = machine(&ram, &code);
+        fast.cpu.vcpu.gpr[reg::RCX] = nothing;
+        begin(&mut fast, [0, DATA.0, FRAMES[0] | ACCESSED]);
+        assert_eq!(fast.run(u64::MAX), end, "{nothing:#x}");
+        assert!(made(&mut fast)[1] > ROUNDS / 2, "it was looked up");
+    }
+}
+
 /// Code that is written through the window runs as it was written last.
 #[test]
 fn code_is_written_through_the_window() {

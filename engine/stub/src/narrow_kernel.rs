@@ -63,7 +63,6 @@ const TOLD: u64 = 8;
 /// a moment, accessed, and dropped again. `None` if the page is to be mapped as any other.
 pub fn of_fleeting_page(cx: &mut Context<'_>, gva: u64) -> Option<Next> {
     let hva = (gva & !(PAGE - 1)).wrapping_add(bias());
-    cx.vcpu.exit.info = 0;
     let is_fleeting = cx.vcpu.run.seeks_fleeting != 0
         && cx.vcpu.regs.cpl == 0
         && gva >= wide(KERNEL_START.max(cx.vcpu.run.plain_from))

@@ -312,7 +312,7 @@ fn user_interrupt(cx: &mut Context<'_>) -> Next {
 fn kernel(cx: &mut Context<'_>, signal: u64, context: &SignalFrame, info: &[u64; 4]) -> Step {
     let secret = cx.secret();
     save(cx.vcpu, secret, signal, context, info);
-    cx.vcpu.exit.pc = context.rip;
+    (cx.vcpu.exit.pc, cx.vcpu.exit.info) = (context.rip, 0);
     cx.vcpu.block.host_flags = context.flags & !TF;
     let page_fault = signal == SIGSEGV && cx.vcpu.exit.trap == PAGE_FAULT;
     if page_fault { fault::kernel } else { |_| Next::Exit(Reason::KernelSignal) }
