@@ -60,7 +60,7 @@ pub enum User32 {
 /// How 32-bit kernels and their programs are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Guest32 {
-    /// Translated, under PAE paging on one virtual CPU
+    /// Translated, under PAE paging
     Translate,
     /// The same, and pages that a kernel maps only for a moment are not looked up but mapped
     Map,

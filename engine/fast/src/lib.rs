@@ -261,7 +261,7 @@ impl Fast {
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
-    fn synchronize(&mut self) -> Result<(), Error> {
+    pub(crate) fn synchronize(&mut self) -> Result<(), Error> {
         self.follow_record();
         let (counts, vcpu) = (&self.machine.counts, &self.cpu.vcpu);
         counts.heed(vcpu, self.board.ram());
@@ -500,6 +500,7 @@ impl Fast {
 
     fn guest_code(&mut self) -> Result<(), Error> {
         self.synchronize()?;
+        self.part_with_narrow_guest()?;
         if std::mem::take(&mut self.refused) {
             self.interpret();
             return Ok(());

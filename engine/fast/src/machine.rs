@@ -62,11 +62,6 @@ impl Machine {
         Arc::new(Self { several: vcpus > 1, ..Self::default() })
     }
 
-    /// It has several vCPUs.
-    pub(crate) fn has_several(&self) -> bool {
-        self.several
-    }
-
     /// A machine of so many vCPUs, run as the options say. `known`: blocks of the kernel that an earlier machine has run, or where
     /// those of this machine are noted. Nobody uses them if each vCPU has a translation of its own. `counts` finds out
     /// where the guest's kernel counts its flushes.
@@ -159,6 +154,11 @@ impl Share {
     /// The code.
     pub fn lock(&self) -> MutexGuard<'_, Code> {
         self.translation.lock(&self.ram)
+    }
+
+    /// Several vCPUs may use the translation.
+    pub fn serves_several(&self) -> bool {
+        self.lock().serves_several()
     }
 
     /// The vCPU, which has these page tables, is about to run guest code; false if others have other code than it.

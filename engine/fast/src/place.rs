@@ -144,12 +144,11 @@ impl Fast {
         let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
         let translated =
             self.modes.kernel_translated && !self.modes.options.interpret_narrow_guests;
-        let narrow_guest = translated && !self.machine.has_several();
         Leave {
             user: direct.then_some(USER_END),
             narrow: self.narrow.runs(),
             kernel,
-            narrow_guest: [narrow_guest, narrow_guest && direct],
+            narrow_guest: [translated, translated && direct],
         }
     }
 
@@ -196,6 +195,21 @@ impl Fast {
             "vCPUs have different kernel code at the same addresses: translating for one of them apart"
         );
         self.statistics.parted += 1;
+        self.translate_apart()
+    }
+
+    /// A 32-bit kernel's code is translated by each vCPU for itself: who shares a translation compares top page tables of 64-bit kernels
+    /// ([`crate::tops`]).
+    pub(crate) fn part_with_narrow_guest(&mut self) -> Result<(), Error> {
+        if self.cpu.vcpu.long_mode() || !self.code.share().serves_several() {
+            return Ok(());
+        }
+        tracing::debug!("a 32-bit kernel has several vCPUs: translating for one of them apart");
+        self.translate_apart()?;
+        self.synchronize()
+    }
+
+    fn translate_apart(&mut self) -> Result<(), Error> {
         let own = self.machine.own_translation(self.pages.base()).map_err(Error::Start)?;
         self.take_up(own)
     }

@@ -63,11 +63,16 @@ fn linux_6_12_full() -> Result<()> {
     boots_and_works(Guest::new(Kernel::TrixieFull))
 }
 
-/// A 32-bit kernel and its programs are translated, whether or not programs have processes of their own.
+/// A 32-bit kernel and its programs are translated, whether or not programs have processes of their own, on one virtual CPU and on several.
 #[test]
 fn linux_6_1_for_32_bits() -> Result<()> {
-    for isolation in ["--guest-isolation=fast", "--guest-isolation=strict"] {
-        let guest = Guest::new(Kernel::Bookworm32).with("--stats").with(isolation);
+    for [isolation, cpus] in [
+        ["--guest-isolation=fast", "--cpus=1"],
+        ["--guest-isolation=strict", "--cpus=1"],
+        ["--guest-isolation=fast", "--cpus=2"],
+        ["--guest-isolation=strict", "--cpus=3"],
+    ] {
+        let guest = Guest::new(Kernel::Bookworm32).with("--stats").with(isolation).with(cpus);
         let guest = guest.runs(USERLAND).boots()?;
         guest.prints(&EXPECTED)?;
         guest.powers_off()?;
