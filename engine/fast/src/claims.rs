@@ -210,7 +210,7 @@ impl ClaimedRegions {
 
 /// GPA of the vCPU's uppermost page table.
 fn root(vcpu: &Vcpu) -> u64 {
-    vcpu.cr3 & paging::ADDRESS
+    Roots::from(vcpu).top()
 }
 
 /// The page tables lead to a claimed region.

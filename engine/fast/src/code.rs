@@ -142,11 +142,6 @@ impl Code {
         self.cache.pass(user);
     }
 
-    /// Several vCPUs may use it.
-    pub fn serves_several(&self) -> bool {
-        self.layout.several
-    }
-
     /// From now on no block goes over these breakpoints of one of those that execute the code.
     pub fn set_probes(&mut self, user: CodeUser, probes: &Probes) {
         for gva in self.breakpoints.replace(user, probes) {

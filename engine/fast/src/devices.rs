@@ -4,52 +4,43 @@
 //! instruction that does so again and again is left out of translations. The code before it then leaves as it does for any other instruction that
 //! is interpreted, without a signal. An instruction that turns out to access memory as well is translated for good: interpreting it is dearer.
 
-use std::collections::BTreeMap;
+use crate::fault_counts::FaultCounts;
 
 /// Faults before an instruction is left out.
 const OFTEN: u32 = 16;
 /// It accesses memory as well.
 const MIXED: u32 = u32::MAX;
-/// Instructions known at the most.
-const MOST: usize = 256;
 
-/// How often instructions have accessed a device, by GVA. In order, as each new block asks for those within it.
+/// How often instructions have accessed a device.
 #[derive(Default)]
-pub struct Devices(BTreeMap<u64, u32>);
+pub struct Devices(FaultCounts);
 
 impl Devices {
     /// The instruction at a GVA is left out of translations.
     pub fn leaves_out(&self, guest: u64) -> bool {
-        self.0.get(&guest).is_some_and(is_left_out)
+        self.0.get(guest).is_some_and(is_left_out)
     }
 
     /// Translated code has faulted at a device; true if the instruction is left out from now on.
     pub fn note_fault(&mut self, guest: u64) -> bool {
-        if self.0.len() >= MOST && !self.0.contains_key(&guest) {
-            return false;
-        }
-        let faults = self.0.entry(guest).or_default();
-        let is_counted = *faults < OFTEN;
-        *faults += u32::from(is_counted);
-        is_counted && *faults == OFTEN
+        self.0.note(guest, OFTEN)
     }
 
     /// An instruction that is left out has not accessed a device.
     pub fn note_memory(&mut self, guest: u64) {
-        self.0.insert(guest, MIXED);
+        self.0.set(guest, MIXED);
     }
 
     /// How many of the bytes from a GVA on come before an instruction that is left out.
     pub fn before(&self, guest: u64, len: usize) -> usize {
-        let sites = self.0.range(guest..).map(|(site, faults)| (site - guest, faults));
-        let mut within = sites.take_while(|(far, _)| *far < len as u64);
-        within.find(|(_, faults)| is_left_out(faults)).map_or(len, |(far, _)| far as usize)
+        let mut within = self.0.within(guest, len);
+        within.find(|(_, faults)| is_left_out(*faults)).map_or(len, |(far, _)| far as usize)
     }
 }
 
 /// An instruction with so many faults is left out.
-fn is_left_out(faults: &u32) -> bool {
-    (OFTEN..MIXED).contains(faults)
+fn is_left_out(faults: u32) -> bool {
+    (OFTEN..MIXED).contains(&faults)
 }
 
 #[cfg(test)]

@@ -52,11 +52,12 @@ impl Fast {
             state::load_translated_user(&self.cpu.vcpu, page);
         }
         page.run.alone = alone.into();
-        page.run.plain_from = match self.cpu.vcpu.long_mode() {
+        let long_mode = self.cpu.vcpu.long_mode();
+        page.run.plain_from = match long_mode {
             true => u64::MAX,
             false => self.code.end_of_kernel().max(self.slots.end_of_parts()),
         };
-        page.run.seeks_fleeting = (!self.modes.options.map_fleeting).into();
+        page.run.seeks_fleeting = (!long_mode && !self.modes.options.map_fleeting).into();
         page.block.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
@@ -160,7 +161,9 @@ impl Fast {
                 | BlockExit::Lookup
                 | BlockExit::SystemCall
                 | BlockExit::EnterSystem
-                | BlockExit::SoftwareInterrupt,
+                | BlockExit::SoftwareInterrupt
+                | BlockExit::ExitSystem
+                | BlockExit::LoadSegment,
             ) => {
                 self.note_call_out();
                 self.take_state();
@@ -176,13 +179,6 @@ impl Fast {
                 if kind == WedgeExit::Block(BlockExit::LoadSpace) {
                     self.pass_through();
                 }
-                Ok(())
-            }
-            WedgeExit::Block(BlockExit::LoadSegment | BlockExit::ExitSystem) => {
-                self.note_call_out();
-                self.take_state();
-                self.show_missing()?;
-                self.interpret();
                 Ok(())
             }
             WedgeExit::Block(
@@ -290,12 +286,12 @@ impl Fast {
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
             if page_fault && !self.cpu.vcpu.long_mode() {
+                if self.pages.vcpu_page().exit.info == FLEETING {
+                    self.take_recovered(&position);
+                    self.code.note_fleeting(position.guest);
+                    return Ok(());
+                }
                 self.show_missing()?;
-            }
-            if page_fault && self.is_fleeting() {
-                self.take_recovered(&position);
-                self.code.note_fleeting(position.guest);
-                return Ok(());
             }
             if !page_fault || !self.maps_what_is_missing(&position)? {
                 if page_fault {
@@ -325,12 +321,6 @@ impl Fast {
                 kind => return self.kernel_exit(kind),
             }
         }
-    }
-
-    /// The wedge tells of a fault in a page that a 32-bit kernel maps only for a moment.
-    fn is_fleeting(&mut self) -> bool {
-        let told = self.pages.vcpu_page().exit.info == FLEETING;
-        told && !self.cpu.vcpu.long_mode()
     }
 
     /// Has wedges know the state at an instruction that has faulted: a program's, or one of the kernel's inside STAC..CLAC.

@@ -35,6 +35,7 @@ mod code;
 mod cpuid_answers;
 mod devices;
 mod evicted;
+mod fault_counts;
 mod fleeting;
 mod flush_counts;
 #[cfg(test)]

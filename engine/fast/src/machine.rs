@@ -51,6 +51,8 @@ pub(crate) struct Translation {
     pub common: Arc<Common>,
     pub sites: Sites,
     code: Mutex<Code>,
+    /// Several vCPUs may use it.
+    pub several: bool,
     /// Nobody is to join it any more.
     closed: AtomicBool,
 }
@@ -114,7 +116,7 @@ impl Translation {
         let common = Arc::new(Common::new(base)?);
         let code = Code::new(Arc::clone(common.code()), base, kind, known);
         let (sites, closed) = Default::default();
-        Ok(Arc::new(Self { common, sites, code: Mutex::new(code), closed }))
+        Ok(Arc::new(Self { common, sites, code: Mutex::new(code), closed, several: kind.several }))
     }
 
     /// The code, for the vCPU whose handle of RAM this is. While it waits for others it counts as one that runs no
@@ -154,11 +156,6 @@ impl Share {
     /// The code.
     pub fn lock(&self) -> MutexGuard<'_, Code> {
         self.translation.lock(&self.ram)
-    }
-
-    /// Several vCPUs may use the translation.
-    pub fn serves_several(&self) -> bool {
-        self.lock().serves_several()
     }
 
     /// The vCPU, which has these page tables, is about to run guest code; false if others have other code than it.

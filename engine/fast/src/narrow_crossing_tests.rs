@@ -1,7 +1,10 @@
 //! A 32-bit kernel and its program, which go to each other in all the ways there are. Wedges lead them, and what comes of it is what the
 //! interpreter makes of the same code.
 
-use crate::{Fast, Machine, Modes, Options, Placement, test_machine};
+use crate::{
+    Fast, Machine, Modes, Options, Placement,
+    test_machine::{self, narrow_code, narrow_kernel_state},
+};
 use engine::{Engine, VcpuRequests};
 use iced_x86::{IcedError, code_asm::*};
 use ram::Ram;
@@ -9,10 +12,8 @@ use std::sync::Arc;
 use wedge_abi::Counters;
 use x86::{
     Segment, Vcpu,
-    control::{cr0, cr4, efer},
-    fpu::xstate,
     paging::{A, D, G, P, RW, US},
-    reg, seg,
+    reg,
     segment::{attr, kind},
 };
 use x86_interp::{Exit, GuestRam};
@@ -22,7 +23,7 @@ const PAGE: u64 = 4096;
 const CODE: (u64, u64) = (0xc100_0000, 0x4_0000);
 const STACK: (u64, u64) = (0xc100_1000, 0x5_0000);
 const TABLES: (u64, u64) = (0xc100_2000, 0x6_0000);
-/// What the kernel's CPU has of its own, with the count of rounds in the beginning.
+/// What the kernel's CPU has of its own. The first word counts the rounds that are left.
 const OWN: (u64, u64) = (0xc100_3000, 0x7_0000);
 /// The page table of the program's.
 const ENTRIES: (u64, u64) = (0xc100_4000, 0x8_0000);
@@ -49,7 +50,7 @@ const CPU_OWN: u16 = 0x30;
 const THREAD_OWN: u16 = 0x3b;
 /// A segment that does not reach everywhere.
 const SHORT: u16 = 0x43;
-/// One that a program may have, and that lies in the kernel's memory.
+/// A segment in the kernel's memory that a program may load.
 const SHARED: u16 = 0x4b;
 /// Places in the page of tables.
 const GDT: u64 = 0;
@@ -71,7 +72,7 @@ fn gate(handler: u64, kind: u64) -> u64 {
     handler & 0xffff | u64::from(KERNEL_CS) << 16 | kind << 40 | (handler >> 16) << 48
 }
 
-/// NOPs before all that.
+/// NOPs at the beginning of each entry to the kernel, for other instructions.
 const ROOM: usize = 7;
 
 /// What a kernel does first when it has been entered, and last before it returns.
@@ -96,16 +97,16 @@ fn restore(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.pop(fs)
 }
 
-/// Places of the kernel's entries in its page of code.
+/// Offsets in [`CODE`] of the code that the kernel is entered at.
 const ON_FAULT: u64 = 0x200;
 const ON_CALL: u64 = 0x400;
 const ON_SYSENTER: u64 = 0x600;
-/// Where the program goes on behind its SYSENTER.
+/// Offset in [`PROGRAM`] of the code behind its SYSENTER.
 const BEHIND: u64 = 0x300;
 
-/// Where the kernel finds what the program has in FS (GVA).
+/// GVA of the selector that the program is to have in FS.
 const FS_AT: u64 = OWN.0 + 0x20;
-/// And what changes in its stack's segment near the end.
+/// GVA of the bits of the TSS's stack selector that the kernel changes near the end.
 const LATE_AT: u64 = OWN.0 + 0x28;
 
 /// Goes to the program.
@@ -197,12 +198,6 @@ fn behind(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.jmp(PROGRAM.0)
 }
 
-fn assembled(emit: Assembles, at: u64) -> Vec<u8> {
-    let mut a = CodeAssembler::new(32).expect("32 bits");
-    emit(&mut a).expect("encodable");
-    a.assemble(at).expect("encodable")
-}
-
 /// RAM with all of that.
 fn ram() -> Ram {
     let ram = Ram::new(2 << 20).expect("memory");
@@ -236,33 +231,19 @@ fn ram() -> Ram {
     let parts: [(u64, Assembles); 4] =
         [(0, start), (ON_FAULT, on_fault), (ON_CALL, on_call), (ON_SYSENTER, on_sysenter)];
     for (at, part) in parts {
-        ram.write(CODE.1 + at, &assembled(part, CODE.0 + at));
+        ram.write(CODE.1 + at, &narrow_code(CODE.0 + at, part));
     }
-    ram.write(PROGRAM.1, &assembled(program, PROGRAM.0));
-    ram.write(PROGRAM.1 + BEHIND, &assembled(behind, PROGRAM.0 + BEHIND));
+    ram.write(PROGRAM.1, &narrow_code(PROGRAM.0, program));
+    ram.write(PROGRAM.1 + BEHIND, &narrow_code(PROGRAM.0 + BEHIND, behind));
     ram.store64(OWN.1, ROUNDS.into());
     ram.store64(THREAD.1 + 4, 7);
     ram
 }
 
 fn state() -> Vcpu {
-    let flat = |selector: u16, attr: u16| Segment { selector, attr, limit: u32::MAX, base: 0 };
-    let data = attr::P | attr::S | attr::G | attr::DB | attr::RW | attr::ACCESSED;
-    let mut seg = [flat(KERNEL_DS, data); 6];
-    seg[seg::CS] = flat(KERNEL_CS, data | attr::CODE);
-    let mut v = Vcpu {
-        rip: CODE.0,
-        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::PG,
-        cr3: ROOT,
-        cr4: cr4::PAE | cr4::PGE | cr4::OSFXSR,
-        efer: efer::NXE,
-        xcr0: xstate::SUPPORTED,
-        sysenter_cs: KERNEL_CS.into(),
-        sysenter_esp: STACK.0 + PAGE / 2,
-        sysenter_eip: CODE.0 + ON_SYSENTER,
-        seg,
-        ..Vcpu::default()
-    };
+    let mut v = narrow_kernel_state(CODE.0, ROOT, [KERNEL_CS, KERNEL_DS]);
+    (v.sysenter_cs, v.sysenter_esp) = (KERNEL_CS.into(), STACK.0 + PAGE / 2);
+    v.sysenter_eip = CODE.0 + ON_SYSENTER;
     (v.gdtr.base, v.gdtr.limit) = (TABLES.0 + GDT, 0xff);
     (v.idtr.base, v.idtr.limit) = (TABLES.0 + IDT, 0x81 * 8 - 1);
     v.tr = Segment {

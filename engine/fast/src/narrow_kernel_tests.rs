@@ -3,19 +3,16 @@
 
 use crate::{
     Fast, Machine, Placement,
-    test_machine::{MODES, board},
+    test_machine::{MODES, board, narrow_code, narrow_kernel_state},
 };
 use engine::{Engine, VcpuRequests};
 use iced_x86::{IcedError, code_asm::*};
 use ram::Ram;
 use std::sync::Arc;
 use x86::{
-    Activity, Segment, Vcpu,
-    control::{cr0, cr4, efer},
-    fpu::xstate,
+    Activity, Vcpu,
     paging::{A, D, G, P, PS, RW},
-    reg, seg,
-    segment::attr,
+    reg,
 };
 use x86_interp::{Exit, GuestRam};
 
@@ -59,20 +56,7 @@ fn machine(ram: &Ram, code: &[u8]) -> Fast {
 }
 
 fn state() -> Vcpu {
-    let flat = |attr: u16| Segment { selector: SELECTOR, attr, limit: u32::MAX, base: 0 };
-    let data = attr::P | attr::S | attr::G | attr::DB | attr::RW;
-    let mut seg = [flat(data); 6];
-    seg[seg::CS] = flat(data | attr::CODE);
-    let mut v = Vcpu {
-        rip: CODE.0,
-        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::PG,
-        cr3: ROOT,
-        cr4: cr4::PAE | cr4::PGE | cr4::OSFXSR,
-        efer: efer::NXE,
-        xcr0: xstate::SUPPORTED,
-        seg,
-        ..Vcpu::default()
-    };
+    let mut v = narrow_kernel_state(CODE.0, ROOT, [SELECTOR; 2]);
     (v.gdtr.base, v.gdtr.limit) = (DATA.0, 0xff);
     v.gpr[reg::RSP] = DATA.0 + PAGE / 2;
     v
@@ -92,9 +76,7 @@ fn begin(fast: &mut Fast, [from, to, value]: [u64; 3]) {
 }
 
 fn assembled(emit: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
-    let mut a = CodeAssembler::new(32).expect("32 bits");
-    emit(&mut a).expect("encodable");
-    a.assemble(CODE.0).expect("encodable")
+    narrow_code(CODE.0, emit)
 }
 
 /// What the code sees through the window before and after it has another frame there.
@@ -233,7 +215,7 @@ fn in_window(access: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>) -> Ve
     assembled(|a| rounds(a, access, |a| a.invlpg(byte_ptr(WINDOW))))
 }
 
-/// The same, and how the translation is dropped.
+/// The same with another way to drop the translation.
 fn rounds(
     a: &mut CodeAssembler,
     access: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -251,7 +233,7 @@ fn rounds(
     a.hlt()
 }
 
-/// So many mappings of the host's have been made by now, and so many look-ups filled.
+/// How many mappings of the host's the wedge has made so far, and how many look-ups it has filled.
 fn made(fast: &mut Fast) -> [u64; 2] {
     let counters = &fast.pages.vcpu_page().counters;
     [counters.mapped, counters.lookups]
@@ -420,7 +402,7 @@ fn code_is_written_through_the_window() {
     assert_eq!(fast.vcpu().gpr[reg::RAX], 0);
 }
 
-/// A page that is not global is another one after CR3 is loaded, however often the page was looked up before.
+/// Code that has looked up a page which is not global sees the page's new frame after CR3 is loaded.
 #[test]
 fn a_page_that_is_not_global_goes_with_its_space() {
     let ram = ram(LARGE);

@@ -20,7 +20,7 @@ use wedge::Error;
 use wedge_abi::{Base, Claim};
 use x86::{
     cpuid::{CpuidResult, depth},
-    paging::{self, Roots},
+    paging::Roots,
 };
 use x86_interp::{Leave, System};
 
@@ -113,7 +113,7 @@ fn better_base(
     let met = |base: Base, roots: Roots| are_met(ram, roots, claims(base).into_iter());
     let conflicts = |base: &Base| {
         let others = others.iter().filter(|roots| met(*base, **roots)).count();
-        others + claimed.conflicts(here.cr3 & paging::ADDRESS, &claims(*base))
+        others + claimed.conflicts(here.top(), &claims(*base))
     };
     let limit = if met(now, here) { usize::MAX } else { conflicts(&now) };
     let bases = ENTRIES.into_iter().map(Base::of_entry).filter(|base| !met(*base, here));
@@ -161,7 +161,7 @@ impl Fast {
         let (from, here) = (self.pages.base(), Roots::from(&self.cpu.vcpu));
         let better = better_base(&self.claims, &self.slots, self.board.ram(), (from, here));
         let Some(base) = better else {
-            self.claims.settle(here.cr3 & paging::ADDRESS);
+            self.claims.settle(here.top());
             self.claims.note_waiting(&mut self.slots, &mut self.pages);
             return Ok(());
         };
@@ -201,7 +201,7 @@ impl Fast {
     /// A 32-bit kernel's code is translated by each vCPU for itself: who shares a translation compares top page tables of 64-bit kernels
     /// ([`crate::tops`]).
     pub(crate) fn part_with_narrow_guest(&mut self) -> Result<(), Error> {
-        if self.cpu.vcpu.long_mode() || !self.code.share().serves_several() {
+        if self.cpu.vcpu.long_mode() || !self.code.share().translation.several {
             return Ok(());
         }
         tracing::debug!("a 32-bit kernel has several vCPUs: translating for one of them apart");

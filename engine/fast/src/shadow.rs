@@ -104,7 +104,7 @@ pub struct Space<W = Wedge> {
     entries_of_programs: usize,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
-    /// Pages (GVA) whose translations the wedge has dropped by itself, and nobody has asked for yet.
+    /// Pages (GVA) whose translations the wedge has dropped by itself, until [`Space::take_invalidated`] takes them out.
     invalidated: Vec<u64>,
     /// What is known of pages of user code.
     code: CodePages,
@@ -199,7 +199,7 @@ impl<W: Process> Space<W> {
         if !roots.long_mode() || self.root == roots.top() && self.has_run(ram, roots) {
             return false;
         }
-        let pages = PageUse::of(ram, roots.top());
+        let pages = PageUse::of(ram, roots);
         let child = pages.are_newborn();
         let is_new = child || pages.are_few();
         if is_new {

@@ -3,10 +3,11 @@
 use crate::{Modes, Options, Scattered, Switches, User};
 use engine::{Board, BoardParts, LocalApic, VcpuRequests};
 use host_fake::{FakeClock, FakeEntropy};
+use iced_x86::{IcedError, code_asm::CodeAssembler};
 use ram::Ram;
 use std::sync::{Arc, Mutex};
 use x86::{
-    Fault, Vcpu,
+    Fault, Segment, Vcpu,
     control::{cr0, cr4, efer},
     cpuid::{CpuidResult, Model, Settings},
     fpu::xstate,
@@ -166,4 +167,32 @@ pub fn kernel_state(rip: u64, stack: u64) -> Vcpu {
         v.seg[segment].attr &= !(3 << attr::DPL_SHIFT);
     }
     v
+}
+
+/// A 32-bit kernel at this RIP, with PAE paging over this top page table (GPA), and flat segments of these selectors: for code and for data.
+pub fn narrow_kernel_state(rip: u64, top: u64, [cs, ds]: [u16; 2]) -> Vcpu {
+    let flat = |selector: u16, attr: u16| Segment { selector, attr, limit: u32::MAX, base: 0 };
+    let data = attr::P | attr::S | attr::G | attr::DB | attr::RW | attr::ACCESSED;
+    let mut seg = [flat(ds, data); 6];
+    seg[seg::CS] = flat(cs, data | attr::CODE);
+    Vcpu {
+        rip,
+        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::PG,
+        cr3: top,
+        cr4: cr4::PAE | cr4::PGE | cr4::OSFXSR,
+        efer: efer::NXE,
+        xcr0: xstate::SUPPORTED,
+        seg,
+        ..Vcpu::default()
+    }
+}
+
+/// 32-bit code that is to lie at a GVA.
+pub fn narrow_code(
+    at: u64,
+    emit: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Vec<u8> {
+    let mut a = CodeAssembler::new(32).expect("32 bits");
+    emit(&mut a).expect("encodable");
+    a.assemble(at).expect("encodable")
 }

@@ -21,7 +21,7 @@ fn index(gva: u64) -> u64 {
 
 /// The entry of an index, as far as it counts.
 fn entry(ram: &Ram, roots: Roots, index: u64) -> u64 {
-    let page = ram.page(roots.cr3 & paging::ADDRESS);
+    let page = ram.page(roots.top());
     page.map_or(0, |page| ram.load64(page.offset + index * 8) & COUNTS)
 }
 

@@ -185,13 +185,13 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     const TAP: u64 = BlockExit::Tap as u64;
     let vcpu = &mut *cx.vcpu;
     let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks == walks::FOUR_LEVELS);
+    let of_narrow_program = fast && vcpu.run.walks == walks::PAE && vcpu.regs.cpl != 0;
     let next = match vcpu.exit.kind {
         // Jumps of programs' code to other texts are never linked.
         MISS if vcpu.exit.info == 0 || vcpu.regs.cpl != 0 => miss(cx),
         // A jump that is not linked: the monitor is to link it, but it links none to what has no block.
         MISS => bells::ring(cx),
-        LOOKUP if walks && vcpu.regs.cpl != 0 => look_up(cx),
-        LOOKUP => narrow_kernel::look_up(cx),
+        LOOKUP => look_up(cx),
         SYSTEM_CALL if fast && vcpu.regs.cpl != 0 => {
             vcpu.regs.rip = vcpu.exit.next;
             leave_translated_user(vcpu);
@@ -207,10 +207,8 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         SYSRET_NARROW if fast => sysret_narrow(cx).then_some(Next::Run),
         IRET if fast => iret(cx),
         IRET_NARROW => narrow_kernel::iret(cx),
-        ENTER_SYSTEM if fast => narrow_crossing::leave_program(cx, narrow_crossing::enter_system),
-        SOFTWARE_INTERRUPT if fast => {
-            narrow_crossing::leave_program(cx, narrow_crossing::software_interrupt)
-        }
+        ENTER_SYSTEM if of_narrow_program => cross(cx, narrow_crossing::enter_system),
+        SOFTWARE_INTERRUPT if of_narrow_program => cross(cx, narrow_crossing::software_interrupt),
         EXIT_SYSTEM => narrow_crossing::exit_system(cx),
         LOAD_SEGMENT => narrow_segments::load(cx).then_some(Next::Run),
         INVALIDATE => invalidate(cx).then_some(Next::Run),
@@ -420,16 +418,37 @@ pub fn leave_translated_user(vcpu: &mut VcpuPage) {
     vcpu.block.bias = bias();
 }
 
-/// User code's access has no entry: it gets one, or the guest its page fault.
+/// Translated user code has stopped where `enter` leads to the kernel. `None`, with nothing changed, if `enter` leaves that to the monitor.
+pub fn cross(
+    cx: &mut Context<'_>,
+    enter: impl FnOnce(&mut Context<'_>) -> Option<Next>,
+) -> Option<Next> {
+    let (flags, rip) = (cx.vcpu.regs.rflags, cx.vcpu.regs.rip);
+    leave_translated_user(cx.vcpu);
+    let next = enter(cx);
+    if next.is_none() {
+        (cx.vcpu.regs.rflags, cx.vcpu.regs.rip) = (flags, rip);
+        (cx.vcpu.block.bias, cx.vcpu.run.user_translated) = (0, 1);
+    }
+    next
+}
+
+/// An access has no entry: it gets one, or the guest its page fault.
 fn look_up(cx: &mut Context<'_>) -> Option<Next> {
     let exit = &cx.vcpu.exit;
     let (gva, bytes) = (exit.operand, exit.info & (LOOKUP_WRITE - 1));
-    let write = exit.info & LOOKUP_WRITE != 0;
-    // Beyond the user's half there are other faults than a page's.
-    if (gva & 0xfff) + bytes > 0x1000 || gva >> 47 != 0 {
+    let (write, user) = (exit.info & LOOKUP_WRITE != 0, cx.vcpu.regs.cpl != 0);
+    let access = mmu::Access { write, fetch: false, user };
+    if (gva & 0xfff) + bytes > 0x1000 {
         return None;
     }
-    match lookup::fill(cx, gva, mmu::Access { write, fetch: false, user: true }) {
+    let outcome = match (cx.vcpu.run.walks, user) {
+        // Beyond the user's half there are other faults than a page's.
+        (walks::FOUR_LEVELS, true) if gva >> 47 == 0 => lookup::fill(cx, gva, access),
+        (walks::PAE, false) => lookup::fill_of_narrow_kernel(cx, gva, access),
+        _ => return None,
+    };
+    match outcome {
         LookupOutcome::Filled => {
             cx.vcpu.run.go = go::BLOCK;
             Some(Next::Run)
@@ -509,11 +528,16 @@ pub fn kernel_code(vcpu: &mut VcpuPage, selector: u64) -> Option<bool> {
 
 /// A code or data descriptor of the GDT, without its accessed bit.
 pub fn descriptor(vcpu: &mut VcpuPage, selector: u64) -> Option<u64> {
+    descriptor_word(vcpu, selector).map(|d| d & !(1 << 40))
+}
+
+/// A descriptor of the GDT. `None` if there is none, the selector is of the LDT, or the GDT is not mapped, which the exit's detail says.
+pub fn descriptor_word(vcpu: &mut VcpuPage, selector: u64) -> Option<u64> {
     let index = selector & 0xfff8;
     if selector & 4 != 0 || index == 0 || index + 7 > vcpu.system.gdt_limit {
         return None;
     }
-    kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
+    kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index))
 }
 
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.

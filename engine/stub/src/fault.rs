@@ -19,14 +19,14 @@ use x86::{
 
 /// Page-fault error code: the access writes.
 pub const WRITE: u64 = pf::WRITE as u64;
-pub const USER: u64 = pf::USER as u64;
+const USER: u64 = pf::USER as u64;
 /// Page-fault error code: the access is the fetch of an instruction.
 pub const FETCH: u64 = pf::FETCH as u64;
 const PAGE_FAULT: u64 = vector::PF as u64;
 /// Beside the error code of a fault that is being answered: the access is by a mapping, not looked up.
 const DIRECT: u64 = 1 << 32;
 /// RFLAGS an interrupt gate clears: TF, IF, NT, RF, VM.
-const CLEARED: u64 = TF | IF | NT | RF | VM;
+pub const CLEARED: u64 = TF | IF | NT | RF | VM;
 
 /// User code has faulted; its state is in the vCPU page.
 pub fn user(cx: &mut Context<'_>) -> Next {
@@ -67,10 +67,7 @@ pub fn kernel(cx: &mut Context<'_>) -> Next {
         walks::PAE => narrow_accessed(cx),
         _ => accessed(cx),
     };
-    let narrow = cx.vcpu.run.walks == walks::PAE;
-    if let Some(next) =
-        gva.filter(|_| narrow).and_then(|gva| narrow_kernel::of_fleeting_page(cx, gva))
-    {
+    if let Some(next) = gva.and_then(|gva| narrow_kernel::of_fleeting_page(cx, gva)) {
         return next;
     }
     let next = gva.and_then(|gva| match mmu::walk(cx, gva, access) {
@@ -184,21 +181,25 @@ fn kernel_address(cx: &Context<'_>) -> Option<u64> {
 /// Translated user code, whose state is in the vCPU page, has accessed a page that it may not, with this error code but
 /// for the bit for user code; `None`, with nothing changed, if that is the monitor's to deliver.
 pub fn of_translated_user(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
-    let flags = cx.vcpu.regs.rflags;
-    assist::leave_translated_user(cx.vcpu);
-    let next = deliver(cx, gva, code | USER);
-    if next.is_none() {
-        (cx.vcpu.regs.rflags, cx.vcpu.block.bias, cx.vcpu.run.user_translated) = (flags, 0, 1);
-    }
-    next
+    assist::cross(cx, |cx| deliver(cx, gva, code | USER))
 }
 
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). `None`, and
 /// nothing changed, if anything about it is not ordinary.
 fn deliver(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
-    if cx.vcpu.run.walks == walks::PAE {
-        return narrow_crossing::deliver_fault(cx, gva, code);
-    }
+    let faulted = [cx.vcpu.regs.rip, gva, code, cx.vcpu.regs.cr3];
+    let next = match cx.vcpu.run.walks {
+        walks::PAE => narrow_crossing::interrupt(cx, PAGE_FAULT, Some(code)),
+        _ => enter_page_fault(cx, code),
+    }?;
+    cx.vcpu.paging.faulted = faulted;
+    cx.vcpu.regs.cr2 = gva;
+    cx.vcpu.counters.faults += 1;
+    Some(next)
+}
+
+/// The 64-bit kernel's handler of page faults is next, with this error code.
+fn enter_page_fault(cx: &mut Context<'_>, code: u64) -> Option<Next> {
     let vcpu = &mut *cx.vcpu;
     let gate = gate(vcpu, PAGE_FAULT)?;
     let words = [
@@ -209,15 +210,9 @@ fn deliver(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
         vcpu.regs.rip,
         code,
     ];
-    let faulted = [vcpu.regs.rip, gva, code, vcpu.regs.cr3];
     let flags = vcpu.regs.rflags;
-    if !push_to_kernel(vcpu, gate, &words) {
-        return None;
-    }
-    vcpu.paging.faulted = faulted;
-    vcpu.regs.cr2 = gva;
-    vcpu.counters.faults += 1;
-    Some(assist::enter_kernel(cx, flags & !CLEARED))
+    let pushed = push_to_kernel(vcpu, gate, &words);
+    pushed.then(|| assist::enter_kernel(cx, flags & !CLEARED))
 }
 
 /// The same for INT and a number, which user code has executed: RIP is behind it.
@@ -231,7 +226,7 @@ pub fn interrupt(cx: &mut Context<'_>, vector: u64) -> Option<Next> {
 }
 
 /// The flags of the kernel's translated code, as far as they may be set.
-fn kernel_flags(vcpu: &VcpuPage) -> u64 {
+pub fn kernel_flags(vcpu: &VcpuPage) -> u64 {
     vcpu.block.host_flags & assist::IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac
 }
 

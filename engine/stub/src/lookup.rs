@@ -11,7 +11,7 @@ use crate::{
     reach,
 };
 use wedge_abi::{LOOKUPS, Lookups, RAM};
-use x86::narrow::wide;
+use x86::narrow::{KERNEL_START, wide};
 
 const PAGE: u64 = 4096;
 
@@ -62,11 +62,16 @@ fn is_writable(cx: &Context<'_>, leaf: Leaf) -> bool {
     leaf.writable && mmu::mark(cx.shared, leaf.offset) == 0
 }
 
-/// Fills the entry for an access of a 32-bit kernel's to a page of its own. False if that is the monitor's to decide.
-pub fn fill_narrow_kernel(cx: &mut Context<'_>, gva: u64, access: Access) -> bool {
+/// Fills the entry for a 32-bit kernel's access to a page of the kernel's (GVA). Its faults are the monitor's.
+pub fn fill_of_narrow_kernel(cx: &mut Context<'_>, gva: u64, access: Access) -> LookupOutcome {
+    if !(KERNEL_START..1 << 32).contains(&gva) {
+        return LookupOutcome::Unknown;
+    }
     match mmu::walk(cx, wide(gva), access) {
-        Walk::Found(leaf) if leaf.is_of_every_space() => enter(cx, gva, leaf, access),
-        _ => false,
+        Walk::Found(leaf) if leaf.is_of_every_space() && enter(cx, gva, leaf, access) => {
+            LookupOutcome::Filled
+        }
+        _ => LookupOutcome::Unknown,
     }
 }
 

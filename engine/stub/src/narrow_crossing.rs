@@ -7,15 +7,14 @@ use crate::{
     assist::{self, IN_HOST, enter_narrow_program, kernel_word, open_to_interrupt},
     blocks::find,
     context::Next,
-    fault::store_careful_half,
-    narrow_segments::{Descriptor, of_program, own_of_kernel},
+    fault::{CLEARED, kernel_flags, store_careful_half},
+    narrow_segments::{Descriptor, KERNEL, PROGRAM, own_of_kernel, own_of_program},
 };
 use wedge_abi::{VcpuPage, go, narrow_bias, walks};
 use x86::{
-    flags::{FIXED, IF, NT, RF, TF, VM},
+    flags::{FIXED, IF, RF, VM},
     narrow::{KERNEL_START, wide},
     reg::{RCX, RDX, RSP},
-    vector,
 };
 
 /// Bytes of a word on the stack.
@@ -23,22 +22,20 @@ const WORD: u64 = 4;
 const LOW: u64 = u32::MAX as u64;
 /// Flags that a program's translation keeps.
 const ORDINARY: u64 = IN_HOST | IF | FIXED;
-const KERNEL: u64 = 0;
-const PROGRAM: u64 = 3;
 /// Places in a 32-bit TSS (SDM 8.2.1): the stack pointer and the stack segment for kernel code.
 const ESP0: u64 = 4;
 const SS0: u64 = 8;
 
-/// Carries out an IRETD at this stack pointer (GVA) that returns to a program. `None` leaves the instruction to the monitor.
-pub fn iret(cx: &mut Context<'_>, esp: u64) -> Option<Next> {
-    let [rip, cs, flags, rsp, ss] = frame(cx, esp)?;
-    let (cs, ss) = (cs & 0xffff, ss & 0xffff);
+/// Carries out an IRETD that pops EIP, CS, EFLAGS, ESP and SS (SDM vol. 2, IRET), and so returns to a program. `None` leaves the instruction
+/// to the monitor.
+pub fn iret(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> Option<Next> {
+    let ss = ss & 0xffff;
     let is_code = Descriptor::of(cx.vcpu, cs)?.is_flat_code(cs, PROGRAM);
     let is_stack = Descriptor::of(cx.vcpu, ss)?.is_flat_stack(ss, PROGRAM);
     if !is_code || !is_stack {
         return None;
     }
-    go_to_program(cx, Entry { rip, rsp, cs, ss, flags: flags & !RF | FIXED })
+    go_to_program(cx, Entry { rip, rsp, cs, ss, flags: flags | FIXED })
 }
 
 /// Where code goes on at another privilege level.
@@ -58,65 +55,21 @@ fn go_to_program(cx: &mut Context<'_>, to: Entry) -> Option<Next> {
     if !may || open_to_interrupt(cx.vcpu, to.flags) {
         return None;
     }
-    let own = of_program(cx.vcpu)?;
+    let own = own_of_program(cx.vcpu)?;
     cx.vcpu.regs.gpr[RSP] = to.rsp;
     (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (to.cs, to.ss);
     Some(enter_narrow_program(cx, to.rip, to.flags, own))
 }
 
-/// What IRETD pops, and nothing behind: there the stack may end. `None` if the stack is not mapped, or ends at the end of memory.
-fn frame(cx: &mut Context<'_>, esp: u64) -> Option<[u64; 5]> {
-    if !(KERNEL_START..=(1 << 32) - 5 * WORD).contains(&esp) {
-        return None;
-    }
-    let mut pair = |words: u64| {
-        let both = kernel_word(cx.vcpu, wide(esp + words * WORD))?;
-        Some([both & LOW, both >> 32])
-    };
-    let ([rip, cs], [flags, rsp], [_, ss]) = (pair(0)?, pair(2)?, pair(3)?);
-    Some([rip, cs, flags, rsp, ss])
-}
-
-/// Delivers a page fault of a program's translated code, whose state is in the vCPU page. `None` leaves the fault to the monitor.
-pub fn deliver_fault(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
-    let faulted = [cx.vcpu.regs.rip, gva, code, cx.vcpu.regs.cr3];
-    let before = cx.vcpu.regs.cr2;
-    cx.vcpu.regs.cr2 = gva;
-    let Some(next) = interrupt(cx, vector::PF.into(), Some(code)) else {
-        cx.vcpu.regs.cr2 = before;
-        return None;
-    };
-    cx.vcpu.paging.faulted = faulted;
-    cx.vcpu.counters.faults += 1;
-    Some(next)
-}
-
-/// Translated code of a program's has come to an instruction that `cross` leads to the kernel by. `None` leaves the instruction to the monitor.
-pub fn leave_program(
-    cx: &mut Context<'_>,
-    cross: impl FnOnce(&mut Context<'_>) -> Option<Next>,
-) -> Option<Next> {
-    if cx.vcpu.run.walks != walks::PAE || cx.vcpu.regs.cpl != PROGRAM {
-        return None;
-    }
-    let (flags, rip) = (cx.vcpu.regs.rflags, cx.vcpu.regs.rip);
-    assist::leave_translated_user(cx.vcpu);
-    let next = cross(cx);
-    if next.is_none() {
-        (cx.vcpu.regs.rflags, cx.vcpu.regs.rip) = (flags, rip);
-        (cx.vcpu.block.bias, cx.vcpu.run.user_translated) = (0, 1);
-    }
-    next
-}
-
-/// INT n of a program's, as the exit says.
+/// Carries out a program's INT n; n is the exit's operand.
 pub fn software_interrupt(cx: &mut Context<'_>) -> Option<Next> {
     cx.vcpu.regs.rip = cx.vcpu.exit.next;
     interrupt(cx, cx.vcpu.exit.operand, None)
 }
 
-/// A program is interrupted: by an exception with an error code, or by an INT n.
-fn interrupt(cx: &mut Context<'_>, vector: u64, code: Option<u64>) -> Option<Next> {
+/// Enters the kernel's handler of a vector for a program, whose state is in the vCPU page: for an exception with an error code, or for an
+/// INT n, whose gate has to be open to programs. `None` leaves that to the monitor.
+pub fn interrupt(cx: &mut Context<'_>, vector: u64, code: Option<u64>) -> Option<Next> {
     let vcpu = &mut *cx.vcpu;
     let gate = Gate::of(vcpu, vector).filter(|gate| code.is_some() || gate.level == PROGRAM)?;
     let (rsp, ss) = stack_of_kernel(vcpu)?;
@@ -138,7 +91,7 @@ fn stack_of_kernel(vcpu: &mut VcpuPage) -> Option<(u64, u64)> {
     Descriptor::of(vcpu, ss)?.is_flat_stack(ss, KERNEL).then_some((rsp, ss))
 }
 
-/// SYSENTER of a program's.
+/// Carries out a program's SYSENTER (SDM vol. 2, SYSENTER).
 pub fn enter_system(cx: &mut Context<'_>) -> Option<Next> {
     let system = &cx.vcpu.system;
     let cs = system.sysenter_cs & 0xfffc;
@@ -153,14 +106,14 @@ pub fn enter_system(cx: &mut Context<'_>) -> Option<Next> {
     Some(go_to_kernel(cx, to, own))
 }
 
-/// SYSEXIT of the kernel's (SDM vol. 2, SYSEXIT). `None` leaves the instruction to the monitor.
+/// Carries out the kernel's SYSEXIT (SDM vol. 2, SYSEXIT). `None` leaves the instruction to the monitor.
 pub fn exit_system(cx: &mut Context<'_>) -> Option<Next> {
     let vcpu = &mut *cx.vcpu;
     let cs = vcpu.system.sysenter_cs & 0xfffc;
     if cs == 0 || vcpu.regs.cpl != KERNEL {
         return None;
     }
-    let flags = vcpu.block.host_flags & IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac;
+    let flags = kernel_flags(vcpu);
     let [rip, rsp] = [RDX, RCX].map(|register| vcpu.regs.gpr[register] & LOW);
     let (cs, ss) = ((cs + 16) | PROGRAM, (cs + 24) | PROGRAM);
     go_to_program(cx, Entry { rip, rsp, cs, ss, flags: flags | FIXED })
@@ -214,7 +167,7 @@ impl Gate {
         // Present, and a 32-bit interrupt gate or trap gate.
         let ordinary = is_flat && gate >> 40 & 0x9e == 0x8e && handler >= KERNEL_START;
         let is_trap = gate >> 40 & 1 != 0;
-        let clears = TF | NT | RF | VM | if is_trap { 0 } else { IF };
+        let clears = if is_trap { CLEARED & !IF } else { CLEARED };
         ordinary.then_some(Self { handler, selector, level: gate >> 45 & 3, clears })
     }
 }

@@ -8,11 +8,11 @@ use crate::{
     bias,
     blocks::find,
     context::Next,
-    fault, hints, lookup,
-    mmu::{Access, PAGE},
+    fault, hints,
+    mmu::PAGE,
     narrow_crossing, narrow_strings,
 };
-use wedge_abi::{FLEETING, LOOKUP_WRITE, Reason, go, walks};
+use wedge_abi::{FLEETING, Reason, go};
 use x86::{
     flags::{AC, RF},
     narrow::{KERNEL_START, wide},
@@ -28,10 +28,15 @@ const FRAME: u64 = 12;
 /// monitor.
 pub fn iret(cx: &mut Context<'_>) -> Option<Next> {
     let esp = cx.vcpu.regs.gpr[RSP];
-    let [rip, cs, flags] = frame(cx, esp)?;
-    let flags = flags & !RF;
+    if !(KERNEL_START..=(1 << 32) - 2 * FRAME).contains(&esp) {
+        return None;
+    }
+    // Behind EFLAGS the stack may end.
+    let ([rip, cs], [_, flags]) = (stack_pair(cx, esp)?, stack_pair(cx, esp + 4)?);
+    let (cs, flags) = (cs & 0xffff, flags & !RF);
     if cs & 3 == 3 {
-        return narrow_crossing::iret(cx, esp);
+        let [rsp, ss] = stack_pair(cx, esp + FRAME)?;
+        return narrow_crossing::iret(cx, [rip, cs, flags, rsp, ss]);
     }
     let flat = cs == cx.vcpu.regs.cs && descriptor(cx.vcpu, cs) == Some(FLAT_CODE);
     let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(cx.vcpu, flags);
@@ -46,21 +51,17 @@ pub fn iret(cx: &mut Context<'_>) -> Option<Next> {
     Some(run_block(cx, known))
 }
 
-/// EIP, CS and EFLAGS from the stack. `None` if the stack is not mapped, or ends at the end of memory.
-fn frame(cx: &mut Context<'_>, esp: u64) -> Option<[u64; 3]> {
-    if !(KERNEL_START..=(1 << 32) - 2 * FRAME).contains(&esp) {
-        return None;
-    }
-    let first = kernel_word(cx.vcpu, wide(esp))?;
-    let second = kernel_word(cx.vcpu, wide(esp + 4))?;
-    Some([first & u64::from(u32::MAX), first >> 32 & 0xffff, second >> 32])
+/// Two words of the kernel's stack, from a GVA up. `None` if they are not mapped, which the exit's detail says.
+fn stack_pair(cx: &mut Context<'_>, esp: u64) -> Option<[u64; 2]> {
+    let both = kernel_word(cx.vcpu, wide(esp))?;
+    Some([both & u64::from(u32::MAX), both >> 32])
 }
 
-/// Of so many faults in pages that are mapped only for a moment the monitor is told one.
+/// Of faults in pages that are mapped only for a moment the monitor is told of one in so many.
 const TOLD: u64 = 8;
 
-/// Translated code of a 32-bit kernel's has faulted at a GVA, in a page that the kernel had dropped by INVLPG: most such pages are mapped for
-/// a moment, accessed, and dropped again. `None` if the page is to be mapped as any other.
+/// Handles a fault of translated code at a GVA, if the code is a 32-bit kernel's and the page is probably mapped only for a moment: the
+/// kernel had dropped the page's translation by INVLPG. `None` means that the page is to be mapped as any other page is.
 pub fn of_fleeting_page(cx: &mut Context<'_>, gva: u64) -> Option<Next> {
     let hva = (gva & !(PAGE - 1)).wrapping_add(bias());
     let is_fleeting = cx.vcpu.run.seeks_fleeting != 0
@@ -79,19 +80,4 @@ pub fn of_fleeting_page(cx: &mut Context<'_>, gva: u64) -> Option<Next> {
         cx.vcpu.exit.info = FLEETING;
         Next::Exit(Reason::KernelSignal)
     })
-}
-
-/// A look-up of a 32-bit kernel's has no entry: it gets one. `None` leaves the instruction to the monitor.
-pub fn look_up(cx: &mut Context<'_>) -> Option<Next> {
-    let (gva, bytes) = (cx.vcpu.exit.operand, cx.vcpu.exit.info & (LOOKUP_WRITE - 1));
-    let access = Access { write: cx.vcpu.exit.info & LOOKUP_WRITE != 0, fetch: false, user: false };
-    let may = cx.vcpu.run.walks == walks::PAE
-        && cx.vcpu.regs.cpl == 0
-        && (KERNEL_START..1 << 32).contains(&gva)
-        && (gva & (PAGE - 1)) + bytes <= PAGE;
-    if !may || !lookup::fill_narrow_kernel(cx, gva, access) {
-        return None;
-    }
-    cx.vcpu.run.go = go::BLOCK;
-    Some(Next::Run)
 }

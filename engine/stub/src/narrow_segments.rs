@@ -1,12 +1,12 @@
 //! Segments of 32-bit guests: what the guest's descriptor tables say of them, as far as translated code can have it.
 //!
-//! Translated code takes DS, ES and SS for flat, and knows the base of the segment that finds what a CPU, or a thread, has of its own. A
-//! load that would make anything else of them is the monitor's. It finds the descriptors of selectors that are new to it in the
-//! guest's tables (`fast/src/state.rs`), and the bases in the vCPU page.
+//! Translated code takes DS, ES and SS for flat. It knows the base of one more segment, by which a CPU or a thread finds what it has of its
+//! own. The wedge loads only segments that fit; all other loads are the monitor's. What the wedge has loaded the monitor hears from the vCPU
+//! page: selectors and bases. The rest of a descriptor it reads in the guest's tables (`fast/src/state.rs`).
 
 use crate::{
     Context,
-    assist::{go_on_behind, kernel_word},
+    assist::{descriptor_word, go_on_behind},
     blocks::find,
 };
 use wedge_abi::{NOWHERE, SegmentLoad, VcpuPage, walks};
@@ -16,8 +16,10 @@ use x86::{
     seg::{DS, ES, FS, GS},
 };
 
-/// In a selector: of the LDT. And the privilege level that is asked for.
-const LOCAL: u64 = 4;
+/// Privilege levels.
+pub const KERNEL: u64 = 0;
+pub const PROGRAM: u64 = 3;
+/// In a selector: the privilege level that is asked for.
 const RPL: u64 = 3;
 /// Of a descriptor: the limit, present, of code or data, and the bits of the type: code, expands down, may be written, accessed (SDM 3.4.5).
 const LIMIT: u64 = 0x000f_0000_0000_ffff;
@@ -38,13 +40,9 @@ const OF_TYPE: u64 = WHOLE | CODE | DOWN;
 pub struct Descriptor(u64);
 
 impl Descriptor {
-    /// The descriptor of a selector. `None` if there is none, it is of the LDT, or the GDT is not mapped: the exit's detail says what is missing.
+    /// The descriptor of a selector, if [`descriptor_word`] has one.
     pub fn of(vcpu: &mut VcpuPage, selector: u64) -> Option<Self> {
-        let index = selector & 0xfff8;
-        if selector & LOCAL != 0 || index == 0 || index + 7 > vcpu.system.gdt_limit {
-            return None;
-        }
-        kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index)).map(Self)
+        descriptor_word(vcpu, selector).map(Self)
     }
 
     fn level(self) -> u64 {
@@ -92,7 +90,7 @@ pub fn load(cx: &mut Context<'_>) -> bool {
     let (selector, SegmentLoad { register, pops }) = SegmentLoad::decode(vcpu.exit.operand);
     let next = find(vcpu.exit.next, vcpu.regs.ac & AC != 0);
     let may = vcpu.run.walks == walks::PAE && vcpu.regs.cpl == 0 && next != 0;
-    if !may || !set(vcpu, register as usize, selector) {
+    if !may || set(vcpu, register as usize, selector).is_none() {
         return false;
     }
     if pops {
@@ -102,14 +100,14 @@ pub fn load(cx: &mut Context<'_>) -> bool {
     go_on_behind(vcpu, next)
 }
 
-/// Sets a data segment register for kernel code, if translated code can have the segment.
-fn set(vcpu: &mut VcpuPage, register: usize, selector: u64) -> bool {
-    let descriptor = if is_null(selector) { None } else { Descriptor::of(vcpu, selector) };
-    if descriptor.is_none() && !is_null(selector) {
-        return false;
-    }
-    let is_flat = descriptor.is_some_and(|found| found.is_flat_data(selector, 0));
-    let is_whole = descriptor.is_none_or(|found| found.is_whole_data(selector, 0));
+/// Sets a data segment register for kernel code. `None` if translated code cannot have the segment.
+fn set(vcpu: &mut VcpuPage, register: usize, selector: u64) -> Option<()> {
+    let descriptor = match is_null(selector) {
+        true => None,
+        false => Some(Descriptor::of(vcpu, selector)?),
+    };
+    let is_flat = descriptor.is_some_and(|found| found.is_flat_data(selector, KERNEL));
+    let is_whole = descriptor.is_none_or(|found| found.is_whole_data(selector, KERNEL));
     let base = descriptor.map_or(0, Descriptor::base);
     match register {
         DS if is_flat => vcpu.regs.ds = selector,
@@ -119,15 +117,14 @@ fn set(vcpu: &mut VcpuPage, register: usize, selector: u64) -> bool {
             vcpu.block.percpu = if descriptor.is_some() { base } else { NOWHERE };
         }
         GS if is_whole => (vcpu.regs.gs, vcpu.regs.gs_base) = (selector, base),
-        _ => return false,
+        _ => return None,
     }
-    true
+    Some(())
 }
 
-/// A program can have the data segments that are loaded now: a return to the program clears none of them, and translated code can run with them.
-/// The base of the segment for what the thread has of its own ([`wedge_abi::BlockState::percpu`]); `None` if the monitor is needed.
-pub fn of_program(vcpu: &mut VcpuPage) -> Option<u64> {
-    const PROGRAM: u64 = 3;
+/// What [`wedge_abi::BlockState::percpu`] is for a program that goes on with the data segments that are loaded now. `None` if the monitor is
+/// needed: a return to the program would clear one of them, or translated code cannot have them.
+pub fn own_of_program(vcpu: &mut VcpuPage) -> Option<u64> {
     for selector in [vcpu.regs.ds, vcpu.regs.es] {
         Descriptor::of(vcpu, selector).filter(|found| found.is_flat_data(selector, PROGRAM))?;
     }
@@ -135,21 +132,19 @@ pub fn of_program(vcpu: &mut VcpuPage) -> Option<u64> {
         let selector = vcpu.regs.fs;
         Descriptor::of(vcpu, selector).filter(|found| found.is_whole_data(selector, PROGRAM))?;
     }
-    let (selector, base) = (vcpu.regs.gs, vcpu.regs.gs_base);
-    if is_null(selector) {
-        return Some(NOWHERE);
-    }
-    let found = Descriptor::of(vcpu, selector)?;
-    (found.is_whole_data(selector, PROGRAM) && found.base() == base).then_some(base)
+    own(vcpu, [vcpu.regs.gs, vcpu.regs.gs_base], PROGRAM)
 }
 
-/// The base of the segment by which kernel code that a program has been left for finds what its CPU has of its own, until the kernel loads another.
-/// `None` if the monitor is needed.
+/// The same for kernel code that a program has been left for, until the kernel loads FS.
 pub fn own_of_kernel(vcpu: &mut VcpuPage) -> Option<u64> {
-    let (selector, base) = (vcpu.regs.fs, vcpu.regs.fs_base);
+    own(vcpu, [vcpu.regs.fs, vcpu.regs.fs_base], KERNEL)
+}
+
+/// The same for code of a level, by the selector and the base of the segment for what is its own.
+fn own(vcpu: &mut VcpuPage, [selector, base]: [u64; 2], level: u64) -> Option<u64> {
     if is_null(selector) {
         return Some(NOWHERE);
     }
     let found = Descriptor::of(vcpu, selector)?;
-    (found.is_whole_data(selector, 0) && found.base() == base).then_some(base)
+    (found.is_whole_data(selector, level) && found.base() == base).then_some(base)
 }

@@ -56,19 +56,19 @@ pub enum BlockExit {
 pub struct SegmentLoad {
     /// The register, by encoding.
     pub register: u64,
-    /// The selector has been read from the stack, and is still there.
+    /// The instruction is a POP. The selector is still on the stack.
     pub pops: bool,
 }
 
 impl SegmentLoad {
     const POPS: u64 = 1 << 24;
 
-    /// As it is added to a selector.
+    /// The word that is added to the selector.
     pub const fn encode(self) -> u64 {
         self.register << 16 | if self.pops { Self::POPS } else { 0 }
     }
 
-    /// A selector, and what has been added to it.
+    /// Takes a selector and what has been added to the selector apart.
     pub const fn decode(word: u64) -> (u64, Self) {
         (word & 0xffff, Self { register: word >> 16 & 7, pops: word & Self::POPS != 0 })
     }
@@ -181,8 +181,8 @@ impl BlockExit {
     }
 }
 
-/// In [`ExitState::info`] of [`Reason::KernelSignal`]: the fault is one of those in pages that a 32-bit kernel maps only for a moment, and
-/// so many have come since the last one that was told.
+/// In [`ExitState::info`] of [`Reason::KernelSignal`]: a 32-bit kernel has faulted in a page that it maps only for a moment. The wedge tells
+/// the monitor of some of these faults only.
 pub const FLEETING: u64 = 1;
 
 /// How guest code goes on, in [`crate::RunControl::go`].

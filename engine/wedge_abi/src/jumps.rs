@@ -111,8 +111,8 @@ impl FaultState {
 /// first of these registers holds what has been added to RSI, the second what has been added to RDI.
 pub const STRING_BIASES: [u8; 2] = [2, 3];
 
-/// The same of each string instruction of a 32-bit kernel's. The register that belongs to a pointer which the instruction does not use holds
-/// anything.
+/// The registers, by encoding, for all string instructions of 32-bit kernels: the first holds what has been added to RSI, the second what has
+/// been added to RDI. If the instruction does not use a pointer, the pointer's register holds anything.
 pub const NARROW_STRING_BIASES: [u8; 2] = [9, 11];
 
 /// What the state of the kernel's code was at the start of the instruction that has faulted at a host PC.

@@ -221,7 +221,7 @@ pub struct PagingState {
     /// A user page that INVLPG has dropped but that is still mapped: zero before user code runs, and before
     /// kernel code can reach the user's memory.
     pub deferred: u64,
-    /// How often a 32-bit kernel has faulted in a page that it had dropped by INVLPG before.
+    /// How many faults of a 32-bit kernel there have been in pages whose translations the kernel had dropped by INVLPG.
     pub fleeting: u64,
 }
 

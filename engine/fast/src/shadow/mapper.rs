@@ -146,15 +146,18 @@ impl<W: Process> Mapper<W> {
 
     /// Drops a page of the kernel's (GVA) that has been dropped in another process, if anything is mapped there.
     pub(super) fn drop_if_shown(&mut self, gva: u64) -> Result<(), Error> {
-        self.forget_look_up(gva);
-        let shows = self.hva(gva).is_some_and(|hva| self.mappings.shows_kernel(hva));
-        if shows { self.drop_page(gva) } else { Ok(()) }
+        if self.hva(gva).is_some_and(|hva| self.mappings.shows_kernel(hva)) {
+            return self.drop_page(gva);
+        }
+        self.forget_look_up(gva & !(PAGE - 1));
+        Ok(())
     }
 
+    /// The page at a GVA has no look-up any more.
     fn forget_look_up(&mut self, gva: u64) {
         // A 32-bit kernel's pages are looked up by their addresses of 32 bits.
         let sought = if gva >= wide(KERNEL_START) { gva & u64::from(u32::MAX) } else { gva };
-        self.wedge.forget_lookups(sought & !(PAGE - 1), PAGE);
+        self.wedge.forget_lookups(sought, PAGE);
     }
 
     /// Drops the mapping of one page.

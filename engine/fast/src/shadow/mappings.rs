@@ -55,7 +55,7 @@ pub(super) struct Mappings {
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
     /// one drops all.
     parts: FxHashSet<(u64, u64)>,
-    /// The last HVA of all large pages of the kernel that have been in `parts`.
+    /// The HVA of the last byte of the highest large kernel page that has ever been in `parts`.
     last_of_parts: Option<u64>,
     /// Where RAM pages (by offset) are mapped writable one by one, as pages of the user's: HVAs.
     writable: Places,
@@ -106,7 +106,7 @@ impl Mappings {
         &self.parts
     }
 
-    /// The last HVA of all large pages of the kernel that have been mapped in pieces.
+    /// The HVA of the last byte of the highest large kernel page that has ever been mapped in pieces.
     pub(super) fn last_of_parts(&self) -> Option<u64> {
         self.last_of_parts
     }

@@ -8,7 +8,7 @@
 use super::seen::{ENTRIES, ENTRY};
 use ram::Ram;
 use std::time::Duration;
-use x86::paging;
+use x86::paging::{self, Roots};
 
 /// How long a process is young, while its slot has the turn.
 const YOUNG: Duration = Duration::from_millis(6);
@@ -19,8 +19,6 @@ const LONGEST: Duration = Duration::from_millis(12);
 const PER_PAGE: Duration = Duration::from_micros(20);
 /// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
 const AFTER_FORK: Duration = Duration::from_millis(1);
-/// How many entries of a top page table, from the first on, map user memory.
-pub(super) const USER_ENTRIES: usize = 256;
 /// Levels of tables below the top one.
 const LEVELS: u32 = 3;
 /// Present pages that a program may have that has just been loaded: what the kernel has put on its stack.
@@ -137,10 +135,10 @@ pub(crate) struct PageUse {
 }
 
 impl PageUse {
-    /// Counts the pages of the process with this top page table (GPA).
-    pub fn of(ram: &Ram, root: u64) -> Self {
+    /// Counts the pages of the process with these page tables, which have four levels.
+    pub fn of(ram: &Ram, roots: Roots) -> Self {
         let mut pages = Self::default();
-        pages.add(ram, root, USER_ENTRIES, LEVELS);
+        pages.add(ram, roots.top(), roots.entries_of_programs(), LEVELS);
         pages
     }
 
@@ -205,8 +203,9 @@ mod tests {
 
     #[test]
     fn new_processes_are_told_by_their_page_tables() {
+        let roots = Roots { cr3: 0x1000, ..Roots::default() };
         let of = |present, used| {
-            let pages = PageUse::of(&tables(present, used), 0x1000);
+            let pages = PageUse::of(&tables(present, used), roots);
             (pages.are_newborn(), pages.are_few())
         };
         assert_eq!(of(100, 0), (true, false), "a child");

@@ -10,7 +10,7 @@ use x86_interp::GuestRam;
 /// Where each process has its memory (GVA), and how many pages.
 const MEMORY: u64 = 0x7fff_0000_0000;
 const COUNT: u64 = 8;
-/// So for a 32-bit kernel.
+/// Where each process of a 32-bit kernel has its memory (GVA).
 const NARROW_MEMORY: u64 = 0x0804_8000;
 /// The identifier that one process after another has.
 const PCID: u64 = 1;
@@ -51,7 +51,8 @@ impl Guest {
         roots
     }
 
-    /// The page tables of a 32-bit kernel's process, which has accessed its memory. The top tables of all lie in one page.
+    /// The page tables of a 32-bit kernel's process. The accessed bits of its memory's pages are set. The top tables of all processes lie in
+    /// one page.
     fn narrow_process(&self, number: u64) -> Roots {
         let [top, directory] = [0x10_0000 + number * 32, 0x20_0000 + number * 2 * PAGE];
         self.ram.store64(top + (NARROW_MEMORY >> 30) * 8, directory | P);

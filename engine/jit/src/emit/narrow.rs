@@ -12,7 +12,7 @@ use super::{
     Emitter,
     lookup::{access_of_operand, at_sum},
     memory::{flat_operand, on_narrow_stack},
-    segment::selector_slot,
+    segment::{half, selector_slot},
     string::{Pointers, pointers},
 };
 use crate::{
@@ -107,15 +107,13 @@ impl Emitter<'_> {
         let pair = [ADDRESS, BIAS];
         let mut changed = at_sum(insn, pair);
         changed.set_code(wide_code(changed.code()));
-        let can = address_of_operand(insn).is_some_and(|lea| self.asm.can_put(&lea));
-        if !can || !self.asm.can_put(&changed) {
-            return false;
+        let Some(address) = address_of_operand(insn) else { return false };
+        let can = self.asm.can_put(&address) && self.asm.can_put(&changed);
+        if can {
+            self.look_up_operand(table, access, pair, |e| e.asm.put(&address));
+            self.asm.put(&changed);
         }
-        self.look_up_operand(table, access, pair, |e| {
-            e.narrow_address(insn);
-        });
-        self.asm.put(&changed);
-        true
+        can
     }
 
     /// An instruction inside STAC..CLAC with an operand in memory, which may be a program's or the kernel's. A program's address is the
@@ -204,22 +202,19 @@ impl Emitter<'_> {
         self.exit_before(insn, BlockExit::SoftwareInterrupt)
     }
 
-    /// The wedge looks the descriptor up.
+    /// Has the wedge load a data segment register: it looks the selector's descriptor up.
     fn load_narrow_segment(&mut self, insn: &Instruction) -> Flow {
         let pops = insn.op_count() == 1;
-        let load = match insn.op1_kind() {
-            _ if pops => Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, narrow_stack(0)),
-            OpKind::Register => {
-                let half = Register::AX + insn.op1_register().full_register().number() as u32;
-                Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, half)
-            }
-            _ if self.ac && !on_narrow_stack(insn) => return self.call_out(insn),
-            _ => {
-                let memory = flat_operand(insn, Register::GS);
-                Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, memory)
-            }
+        let load = if !pops && insn.op1_kind() == OpKind::Register {
+            let half = half(insn.op1_register());
+            Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, half)
+        } else {
+            let from = if pops { narrow_stack(0) } else { flat_operand(insn, Register::GS) };
+            Instruction::with2(Code::Movzx_r32_rm16, Register::R8D, from)
         };
-        if !load.is_ok_and(|load| self.asm.try_put(&load)) {
+        let is_elsewhere = !pops && insn.op1_kind() == OpKind::Memory && !on_narrow_stack(insn);
+        let may = !(self.ac && is_elsewhere);
+        if !may || !load.is_ok_and(|load| self.asm.try_put(&load)) {
             return self.call_out(insn);
         }
         let load = SegmentLoad { register: insn.op0_register().number() as u64, pops };

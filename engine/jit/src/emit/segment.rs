@@ -78,8 +78,7 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 0, scratch);
         self.asm.load(scratch, selector_slot(insn.op1_register()));
         let to = flat_operand(&changed, Register::GS);
-        let half = Register::AX + scratch.number() as u32;
-        let store = Instruction::with2(Code::Mov_rm16_r16, to, half);
+        let store = Instruction::with2(Code::Mov_rm16_r16, to, half(scratch));
         self.asm.put(&store.expect("mov m16, r16"));
         self.asm.load(scratch, spill(0));
         Flow::On
@@ -91,8 +90,8 @@ impl Emitter<'_> {
         let zero = Register::RCX;
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, zero);
-        let half = Register::AX + insn.op1_register().full_register().number() as u32;
-        let load = Instruction::with2(Code::Movzx_r32_rm16, Register::ECX, half);
+        let from = half(insn.op1_register());
+        let load = Instruction::with2(Code::Movzx_r32_rm16, Register::ECX, from);
         self.asm.put(&load.expect("movzx r32, r16"));
         let is_zero = self.asm.jrcxz();
         self.asm.load(zero, spill(0));
@@ -142,6 +141,11 @@ impl Emitter<'_> {
         self.asm.load(bias, spill(1));
         Flow::On
     }
+}
+
+/// The 16-bit register that is part of a register of any size.
+pub(super) fn half(register: Register) -> Register {
+    Register::AX + register.full_register().number() as u32
 }
 
 pub(super) fn selector_slot(segment: Register) -> Slot {
